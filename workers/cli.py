@@ -1,0 +1,37 @@
+"""The `slipway` command: offline tools, and what a host runs.
+
+Each command is a module in `workers/commands` with `add_arguments(parser)` and `run(options) -> exit code`. A command's
+module is imported only when it is asked for, so that `slipway verify` starts without Celery, Redis or pydantic.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "verify": ("workers.commands.verify", "check a model directory before a launch"),
+    "plan": ("workers.commands.plan", "compute whether a model fits a device"),
+    "args": ("workers.commands.args", "check `vllm serve` arguments against an engine version"),
+    "diagnose": ("workers.commands.diagnose", "find the root cause in a vLLM log"),
+    "host": ("workers.commands.host", "run this machine as a Slipway host"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; 2 means that the command line itself was wrong."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="slipway", description="Slipway: serve language models on your own GPUs.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    asked = next((word for word in arguments if word in COMMANDS), None)
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if name == asked:
+            importlib.import_module(module).add_arguments(command)
+    options = parser.parse_args(arguments)
+    code: int = importlib.import_module(COMMANDS[options.command][0]).run(options)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
