@@ -1,0 +1,397 @@
+"""The messages that cross Redis between the console and its hosts, versioned.
+
+Down, from the console: `DesiredState` (a key under the host's prefix, highest generation wins) and `StepOrder` (the
+payload of one Celery task). Up, from the agent, in three lanes: `Report`s (numbered, never dropped), `LogChunk`s (the
+attempt's file on the host is the outbox) and `Heartbeat`s (droppable). All of them are JSON, validated on receipt.
+
+`CONTRACT` grows with every change that an older side could misread; the console speaks `CONTRACT` and `CONTRACT - 1`.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, TypeAlias
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field
+
+CONTRACT = 1
+
+HOST_NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?$"
+"""A host's name is part of Redis ACL patterns and file names: lower-case letters, digits and inner hyphens only."""
+
+
+def key_prefix(host: str) -> str:
+    """Prefix of every Redis key and channel that belongs to `host`; its Redis user can touch nothing else."""
+    return f"h:{host}:"
+
+
+def desired_key(host: str) -> str:
+    """Key that holds the host's `DesiredState` as JSON."""
+    return f"{key_prefix(host)}desired"
+
+
+def doorbell_channel(host: str) -> str:
+    """Channel on which the console says that the desired state or an acknowledgement changed (no content)."""
+    return f"{key_prefix(host)}doorbell"
+
+
+def reports_stream(host: str) -> str:
+    """Stream of `Report`s, field `json`."""
+    return f"{key_prefix(host)}reports"
+
+
+def logs_stream(host: str) -> str:
+    """Stream of `LogChunk`s, field `json`."""
+    return f"{key_prefix(host)}logs"
+
+
+def samples_stream(host: str) -> str:
+    """Stream of `Heartbeat`s (and later metric samples), field `json`; capped, may lose entries."""
+    return f"{key_prefix(host)}samples"
+
+
+def acknowledged_key(host: str) -> str:
+    """Hash outbox id -> highest report number that the console has stored."""
+    return f"{key_prefix(host)}acknowledged"
+
+
+def log_cursor_key(host: str) -> str:
+    """Hash attempt id -> byte offset up to which the console has stored that attempt's log."""
+    return f"{key_prefix(host)}log-cursors"
+
+
+def host_queue(host: str) -> str:
+    """Celery queue of one host (before the key prefix that the transport adds)."""
+    return f"host.{host}"
+
+
+RUN_STEP = "workers.host.run_step"
+"""Name of the one Celery task that a host's worker has; its only argument is a `StepOrder` as a JSON object."""
+
+
+class Message(BaseModel):
+    """Base of all messages: immutable; unknown fields are ignored, so that a newer sender is understood."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class StepKind(StrEnum):
+    """What a step does; each has a module of that name in `workers.host.steps`."""
+
+    PREFLIGHT = "preflight"
+    DOWNLOAD = "download"
+    VERIFY = "verify"
+    LAUNCH = "launch"
+    LISTENING = "listening"
+    VALIDATE = "validate"
+    WARMUP = "warmup"
+    STOP = "stop"
+    INSTALL_ENGINE = "install_engine"
+    MAKE_DEMO_MODEL = "make_demo_model"
+
+
+class Generation(Message):
+    """Version of a host's desired state. A later epoch wins over any number; a restored database starts a new epoch."""
+
+    epoch: int
+    number: int
+
+    def newer_than(self, other: "Generation | None") -> bool:
+        """True if this generation supersedes `other` (`None`: nothing was known before)."""
+        return other is None or (self.epoch, self.number) > (other.epoch, other.number)
+
+
+class RestartPolicy(Message):
+    """How often the shim may restart an engine that had been ready: `budget` restarts within `window_seconds`."""
+
+    budget: int = Field(default=3, ge=0, le=100)
+    window_seconds: float = Field(default=600, gt=0)
+    backoff_seconds: float = Field(default=1, ge=0)
+    backoff_max_seconds: float = Field(default=60, ge=0)
+
+
+class Probe(Message):
+    """What validation asks a freshly started model, and what warm-up sends."""
+
+    prompt: str = "What is the capital of France? Answer in one sentence."
+    expected: str = ""
+    """Text that the answer must contain (case-insensitive); empty: only sanity is checked."""
+    warmup_prompt: str = "Write a short paragraph about the sea."
+
+
+class InstanceOrder(Message):
+    """One instance as it should be: part of `DesiredState`.
+
+    The host looks the engine up in its own register by `engine`; the console never names an executable. `arguments` is
+    what follows `vllm serve MODEL`, without host, port, served name and key, which the agent adds.
+    """
+
+    instance: UUID
+    deployment: str
+    spec: int
+    engine: str
+    model_path: str
+    served_model_names: list[str]
+    arguments: list[str]
+    environment: dict[str, str] = {}
+    sealed_environment: dict[str, str] = {}
+    """Secrets sealed to this host's public key, base64; opened only when the engine is started."""
+    port: int
+    run: bool
+    start: int = 1
+    """Rises by one when a person asks for a restart; the agent stops the running process and starts anew."""
+    bring_up: Literal["job", "agent"] = "job"
+    """Who takes a fresh process through listening, validation and warm-up: a job's steps, or the agent by itself."""
+    grace_seconds: float = 20
+    start_deadline_seconds: float = 1800
+    restart: RestartPolicy = RestartPolicy()
+    probe: Probe = Probe()
+
+
+class StepCancellation(Message):
+    """A step that must not go on; kept in the desired state until its end has been reported."""
+
+    step: int
+    fence: int
+
+
+class DesiredState(Message):
+    """Everything that one host should be running, and the steps that it should abandon."""
+
+    contract: int = CONTRACT
+    generation: Generation
+    instances: list[InstanceOrder] = []
+    cancelled_steps: list[StepCancellation] = []
+
+
+class StepOrder(Message):
+    """One step for one host. `fence` rises with each dispatch; an agent refuses a number older than it has seen."""
+
+    contract: int = CONTRACT
+    step: int
+    job: int
+    fence: int
+    kind: StepKind
+    deadline_seconds: float
+    payload: dict[str, Any] = {}
+    sealed: dict[str, str] = {}
+
+
+class Failure(Message):
+    """Why something failed: what and how much in `message`, the next thing to do in `next`."""
+
+    code: str
+    message: str
+    next: str = ""
+    evidence: list[dict[str, Any]] = []
+
+
+class Level(StrEnum):
+    """Severity of an event."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class StepStarted(Message):
+    """The host began (or resumed) a step. It renews the lease."""
+
+    kind: Literal["step.started"] = "step.started"
+    step: int
+    fence: int
+
+
+class StepStillRunning(Message):
+    """Answer to a repeated dispatch of a step that is running here: it goes on under the newer fence."""
+
+    kind: Literal["step.still_running"] = "step.still_running"
+    step: int
+    fence: int
+
+
+class StepProgress(Message):
+    """How far a step is. `total` None: unknown. It renews the lease; sent about once a second at most."""
+
+    kind: Literal["step.progress"] = "step.progress"
+    step: int
+    fence: int
+    done: float
+    total: float | None = None
+    unit: Literal["bytes", "seconds", "items", "tokens"] = "items"
+    rate: float | None = None
+    """Units per second."""
+    waiting_for: str = ""
+
+
+class StepEvent(Message):
+    """One line of a step's own log."""
+
+    kind: Literal["step.event"] = "step.event"
+    step: int
+    fence: int
+    level: Level = Level.INFO
+    text: str
+
+
+class StepFinished(Message):
+    """The outcome of a step. `result` feeds the step's result card; `failure` is set when it failed."""
+
+    kind: Literal["step.finished"] = "step.finished"
+    step: int
+    fence: int
+    outcome: Literal["succeeded", "failed", "cancelled"]
+    result: dict[str, Any] = {}
+    failure: Failure | None = None
+
+
+class InstancePhase(StrEnum):
+    """What the agent sees of an instance; the console maps it onto its own states."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    LISTENING = "listening"
+    VALIDATING = "validating"
+    WARMING = "warming"
+    READY = "ready"
+    UNHEALTHY = "unhealthy"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    CRASHED = "crashed"
+
+
+class InstanceObserved(Message):
+    """The phase of an instance changed, seen at `generation`."""
+
+    kind: Literal["instance.observed"] = "instance.observed"
+    instance: UUID
+    generation: Generation | None
+    phase: InstancePhase
+    reason: str = ""
+    attempt: int | None = None
+    restarts: int = 0
+    failure: Failure | None = None
+
+
+class AttemptStarted(Message):
+    """An engine process was spawned. `environment` names what was set; secret values are replaced by `***`."""
+
+    kind: Literal["attempt.started"] = "attempt.started"
+    instance: UUID
+    number: int
+    pid: int
+    argv: list[str]
+    environment: dict[str, str]
+    started_at: float
+    """Seconds since the epoch on the host's clock: shown, never compared with the console's."""
+
+
+class AttemptEnded(Message):
+    """An engine process ended; `asked` says whether someone wanted it to."""
+
+    kind: Literal["attempt.ended"] = "attempt.ended"
+    instance: UUID
+    number: int
+    exit_code: int | None
+    asked: bool
+    ended_at: float
+    log_bytes: int
+    diagnosis: dict[str, Any] = {}
+
+
+class DeviceFacts(Message):
+    """One device of a host: a GPU, or the CPU as a device of its own kind. Memory in bytes."""
+
+    kind: Literal["cpu", "gpu"]
+    index: int
+    uuid: str
+    name: str
+    memory_total: int
+    memory_free: int
+    details: dict[str, Any] = {}
+
+
+class EngineFacts(Message):
+    """One engine as the host's register has it. `key` names it in orders."""
+
+    key: str
+    distribution: str
+    version: str
+    platform: str
+    path: str
+    size_bytes: int = 0
+    details: dict[str, Any] = {}
+
+
+class HostInventory(Message):
+    """What a host has. Sent at start, on change, and every ten minutes."""
+
+    kind: Literal["host.inventory"] = "host.inventory"
+    agent_version: str
+    contract: int
+    devices: list[DeviceFacts]
+    engines: list[EngineFacts]
+    facts: dict[str, Any] = {}
+
+
+class UnknownInstances(Message):
+    """Instances that run here but stand in no desired state: kept, shown, never killed."""
+
+    kind: Literal["host.unknown_instances"] = "host.unknown_instances"
+    instances: list[UUID]
+
+
+Body: TypeAlias = Annotated[
+    StepStarted
+    | StepStillRunning
+    | StepProgress
+    | StepEvent
+    | StepFinished
+    | InstanceObserved
+    | AttemptStarted
+    | AttemptEnded
+    | HostInventory
+    | UnknownInstances,
+    Field(discriminator="kind"),
+]
+
+
+class Report(Message):
+    """One numbered report. The console drops doubles by (host, outbox, number) and takes them strictly in order.
+
+    `outbox` is the id of the agent's outbox file: it outlives the agent's process, and a lost disk starts a new one.
+    """
+
+    contract: int = CONTRACT
+    outbox: UUID
+    number: int
+    at: float
+    body: Body
+
+
+class LogChunk(Message):
+    """Bytes `[offset, offset + len)` of an attempt's log, base64. `gap` bytes before `offset` were dropped by the cap."""
+
+    contract: int = CONTRACT
+    instance: UUID
+    attempt: int
+    offset: int
+    data: str
+    gap: int = 0
+    final: bool = False
+
+
+class Heartbeat(Message):
+    """Sign of life, every five seconds. `generation` is the desired state that the host has converged to."""
+
+    kind: Literal["heartbeat"] = "heartbeat"
+    contract: int = CONTRACT
+    agent_version: str
+    agent_pid: int
+    agent_boot: UUID
+    """New with each start of the agent: two at once for one host are told apart by it."""
+    at: float
+    generation: Generation | None
+    running_steps: list[int] = []
+    vitals: dict[str, Any] = {}
