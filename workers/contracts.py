@@ -371,7 +371,7 @@ class Report(Message):
 
 
 class LogChunk(Message):
-    """Bytes `[offset, offset + len)` of an attempt's log, base64. `gap` bytes before `offset` were dropped by the cap."""
+    """Bytes from `offset` on of an attempt's log, base64. `gap` bytes before `offset` were dropped by the cap."""
 
     contract: int = CONTRACT
     instance: UUID
