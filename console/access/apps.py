@@ -1,0 +1,8 @@
+from django.apps import AppConfig
+
+
+class AccessConfig(AppConfig):
+    """People, teams, roles and the audit log."""
+
+    name = "console.access"
+    label = "access"

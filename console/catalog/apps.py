@@ -1,0 +1,8 @@
+from django.apps import AppConfig
+
+
+class CatalogConfig(AppConfig):
+    """Models, revisions, files and copies."""
+
+    name = "console.catalog"
+    label = "catalog"

@@ -1,0 +1,8 @@
+from django.apps import AppConfig
+
+
+class CommonConfig(AppConfig):
+    """What all apps share."""
+
+    name = "console.common"
+    label = "common"

@@ -1,0 +1,45 @@
+"""Telling browsers that something new is stored. Rows and files are the truth: a message only says "new up to N"."""
+
+from functools import partial
+from typing import Any
+
+import structlog
+from asgiref.sync import async_to_sync
+from channels.layers import get_channel_layer
+from django.db import transaction
+
+log = structlog.get_logger(__name__)
+
+CHANGES = "changes"
+"""Group of everybody who has a page open: which kinds of objects changed."""
+
+
+def job_group(job_id: int) -> str:
+    """Group of those who watch one job."""
+    return f"job.{job_id}"
+
+
+def log_group(attempt_id: int) -> str:
+    """Group of those who read one attempt's log."""
+    return f"log.{attempt_id}"
+
+
+def announce(group: str, **content: Any) -> None:
+    """Tell a group after the running transaction has committed. A lost message costs nothing but time: clients catch up."""
+    transaction.on_commit(partial(_send, group, content), robust=True)
+
+
+def changed(kind: str, object_id: int | None = None) -> None:
+    """Tell every open page that an object of this kind (`job`, `deployment`, `instance`, `host`, …) changed."""
+    announce(CHANGES, kind=kind, id=object_id)
+
+
+def _send(group: str, content: dict[str, Any]) -> None:
+    layer = get_channel_layer()
+    if layer is None:
+        return
+    try:
+        async_to_sync(layer.group_send)(group, {"type": "live.message", **content})
+    except Exception as error:
+        # The broker is away. What was announced is stored, and clients ask for it when they are back.
+        log.warning("not announced", group=group, error=str(error))

@@ -1,0 +1,185 @@
+"""What should be served (deployments and their specs), and what serves it (instances and their attempts)."""
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.validators import RegexValidator
+from django.db import models
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from console.access.models import Owned, User
+from console.catalog.models import Copy
+from console.common.states import LOOKS, Look, StateTable, Stateful
+from console.fleet.models import Engine, Host
+
+DEPLOYMENT_STATES = StateTable(
+    {
+        "draft": "deploying",
+        "deploying": "serving degraded failed stopping",
+        "serving": "deploying degraded failed stopping",
+        "degraded": "deploying serving failed stopping",
+        "failed": "deploying serving degraded stopping",
+        "stopping": "stopped deploying failed",
+        "stopped": "deploying",
+    }
+)
+INSTANCE_STATES = StateTable(
+    {
+        "starting": "loading validating unhealthy restarting draining stopping stopped crashed",
+        "loading": "validating warming ready starting unhealthy restarting draining stopping stopped crashed",
+        "validating": "warming ready starting loading unhealthy restarting draining stopping stopped crashed",
+        "warming": "ready starting loading validating unhealthy restarting draining stopping stopped crashed",
+        "ready": "starting loading unhealthy restarting draining stopping stopped crashed",
+        "unhealthy": "ready starting loading validating restarting draining stopping stopped crashed",
+        "restarting": "starting loading validating warming ready unhealthy draining stopping stopped crashed",
+        "draining": "stopping stopped crashed",
+        "stopping": "stopped crashed",
+        "stopped": "starting loading",
+        "crashed": "starting loading stopping stopped",
+    }
+)
+RUNNING_STATES = ("starting", "loading", "validating", "warming", "ready", "unhealthy", "restarting", "draining", "stopping")
+
+NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9._-]{0,60}[a-z0-9])?$"
+
+
+class Deployment(Owned, Stateful):
+    """A model under a name, as it should be served."""
+
+    STATES = DEPLOYMENT_STATES
+    state = models.CharField(max_length=12, choices=DEPLOYMENT_STATES.choices(), default="draft")
+    name = models.CharField(
+        max_length=62,
+        unique=True,
+        validators=[
+            RegexValidator(NAME_PATTERN, _("Use lower-case letters, digits, dots, hyphens and underscores, 62 at most."))
+        ],
+    )
+    """Also the name under which the engine serves the model."""
+    current_spec = models.ForeignKey("Spec", null=True, on_delete=models.PROTECT, related_name="+")
+    api_key = models.TextField()
+    """The engine's bearer token, encrypted (`common.secrets`)."""
+    notes = models.TextField(blank=True)
+    created_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["name"]
+        indexes = [models.Index(fields=["state"])]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Spec(models.Model):
+    """One numbered, immutable version of a deployment."""
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="specs")
+    number = models.PositiveIntegerField()
+    copy = models.ForeignKey(Copy, on_delete=models.PROTECT, related_name="specs")
+    engine = models.ForeignKey(Engine, on_delete=models.PROTECT, related_name="specs")
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="specs")
+    port = models.PositiveIntegerField(null=True)
+    """A fixed port, or null: the host's preflight takes a free one of its range."""
+    arguments: Any = models.JSONField(default=list)
+    """What follows `vllm serve MODEL`, as argv: no shell ever sees it."""
+    environment: Any = models.JSONField(default=dict)
+    probe: Any = models.JSONField(default=dict)
+    """`workers.contracts.Probe`."""
+    restart: Any = models.JSONField(default=dict)
+    """`workers.contracts.RestartPolicy`."""
+    start_deadline_seconds = models.FloatField(default=1800)
+    author = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    reason = models.TextField(blank=True)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["deployment", "-number"]
+        constraints = [models.UniqueConstraint(fields=["deployment", "number"], name="one_spec_per_number")]
+
+    def __str__(self) -> str:
+        return f"{self.deployment} spec {self.number}"
+
+
+class Instance(Stateful):
+    """One vLLM process group on one host."""
+
+    STATES = INSTANCE_STATES
+    state = models.CharField(max_length=12, choices=INSTANCE_STATES.choices(), default="starting")
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="instances")
+    spec = models.ForeignKey(Spec, on_delete=models.PROTECT, related_name="instances")
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="instances")
+    number = models.PositiveIntegerField()
+    """Counts from 1 in each deployment, for people: "instance #2"."""
+    port = models.PositiveIntegerField(null=True)
+    ordered = models.BooleanField(default=False)
+    """True once it belongs in the host's desired state; it stays there, with `run` false, until it has stopped."""
+    run = models.BooleanField(default=True)
+    start = models.PositiveIntegerField(default=1)
+    """Rises by one with each start that a person asked for."""
+    bring_up = models.CharField(max_length=5, choices=[("job", "job"), ("agent", "agent")], default="job")
+    restarts = models.PositiveIntegerField(default=0)
+    failure: Any = models.JSONField(null=True)
+    observed_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["deployment", "number"]
+        constraints = [
+            models.UniqueConstraint(fields=["deployment", "number"], name="one_instance_per_number"),
+            models.UniqueConstraint(
+                fields=["host", "port"],
+                condition=models.Q(port__isnull=False) & ~models.Q(state__in=["stopped", "crashed"]),
+                name="one_live_instance_per_port",
+            ),
+        ]
+        indexes = [models.Index(fields=["state", "host"])]
+
+    def __str__(self) -> str:
+        return f"{self.deployment} #{self.number}"
+
+    @property
+    def is_unknown(self) -> bool:
+        """True while the host is silent: its last known state is shown with its age, and nothing is concluded."""
+        return self.state in RUNNING_STATES and not self.host.is_online
+
+    @property
+    def shown_look(self) -> Look:
+        """How it is shown, the host's silence considered."""
+        return LOOKS["unknown"] if self.is_unknown else self.look
+
+
+class Attempt(models.Model):
+    """One start of an instance: argv, environment, exit code, log and diagnosis. Never overwritten."""
+
+    instance = models.ForeignKey(Instance, on_delete=models.CASCADE, related_name="attempts")
+    number = models.PositiveIntegerField()
+    pid = models.PositiveIntegerField(null=True)
+    argv: Any = models.JSONField(default=list)
+    environment: Any = models.JSONField(default=dict)
+    started_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+    exit_code = models.IntegerField(null=True)
+    asked = models.BooleanField(default=False)
+    """True when someone wanted it to end."""
+    diagnosis: Any = models.JSONField(default=dict)
+    log_bytes = models.BigIntegerField(default=0)
+    """How much of the log the console has stored."""
+    log_complete = models.BooleanField(default=False)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["instance", "-number"]
+        constraints = [models.UniqueConstraint(fields=["instance", "number"], name="one_attempt_per_number")]
+
+    def __str__(self) -> str:
+        return f"{self.instance} attempt {self.number}"
+
+    @property
+    def log_path(self) -> Path:
+        """File on the console that holds the log as far as it was sent."""
+        return settings.LOGS_DIR / str(self.instance.uuid) / f"{self.number:04}.log"

@@ -1,0 +1,8 @@
+from django.apps import AppConfig
+
+
+class FleetConfig(AppConfig):
+    """Hosts, their devices and their engines."""
+
+    name = "console.fleet"
+    label = "fleet"

