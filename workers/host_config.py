@@ -1,0 +1,95 @@
+"""The configuration file of one host: who it is, how it reaches Redis, and where its files lie.
+
+The file holds the host's private key and its Redis password, so it is written with mode 0600. The console writes it for
+the host on its own machine; `slipway host join` writes it elsewhere.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from workers.contracts import HOST_NAME_PATTERN
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+DEFAULT_PORT_RANGE: tuple[int, int] = (8100, 8199)
+"""First and last port that engines of a host get when nobody asked for one."""
+
+
+class HostConfigError(Exception):
+    """The configuration file is missing or wrong; the message names the file, the field and the fix."""
+
+
+def slipway_home() -> Path:
+    """Directory for engines, models and host state: `SLIPWAY_HOME`, else ~/.local/share/slipway."""
+    return Path(os.environ.get("SLIPWAY_HOME") or Path.home() / ".local" / "share" / "slipway").expanduser().absolute()
+
+
+class HostConfig(BaseModel):
+    """Everything that a host's agent must know before it can reach the console."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=HOST_NAME_PATTERN)
+    redis_url: str
+    """With the host's own Redis user and password."""
+    console_url: str = ""
+    private_key: str
+    """Base64, from `workers.sealing.generate_key_pair`."""
+    state_dir: Path
+    """Outbox, desired state, steps and instances of this host; on a local disk (SQLite and file locks)."""
+    engines_dir: Path = Field(default_factory=lambda: slipway_home() / "engines")
+    """One directory per engine; may be shared by several hosts and clones on one machine."""
+    models_dir: Path = Field(default_factory=lambda: slipway_home() / "models")
+    port_range: tuple[Port, Port] = DEFAULT_PORT_RANGE
+
+    @model_validator(mode="after")
+    def _port_range_is_ordered(self) -> Self:
+        first, last = self.port_range
+        if first > last:
+            raise ValueError(f"port_range starts at {first} but ends at {last}")
+        return self
+
+    @staticmethod
+    def default_path(name: str) -> Path:
+        """Where the configuration of host `name` lies unless told otherwise."""
+        return slipway_home() / "hosts" / name / "host.json"
+
+    @staticmethod
+    def default_state_dir(name: str) -> Path:
+        """Where the state of host `name` lies unless told otherwise."""
+        return slipway_home() / "hosts" / name / "state"
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the file at `path`; raises `HostConfigError` that says what is wrong with it."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise HostConfigError(
+                f"cannot read the host's configuration {path}: {error.strerror}. Join the host first, or name another "
+                "file with --config."
+            ) from error
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(str(part) for part in problem['loc']) or 'file'}: {problem['msg']}"
+                for problem in error.errors(include_input=False, include_url=False)
+            )
+            raise HostConfigError(f"the host's configuration {path} is wrong: {problems}") from error
+
+    def save(self, path: Path) -> None:
+        """Write the file at `path` in one step, readable by its owner only; missing directories are made."""
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(self.model_dump_json(indent=2) + "\n")
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
