@@ -1,0 +1,365 @@
+"""A stand-in for `vllm serve`: the same command line, HTTP surface, log format, process tree and deaths; no model.
+
+    engine.py serve MODEL --host H --port P --served-model-name NAME [anything else]
+
+It is ready in about a second. What it should do wrong is set by `Knobs`, from environment variables `STANDIN_<NAME>` or
+from a file `standin.json` in the model directory (which wins, so that one engine can serve well and badly at once).
+Standard library only, so that it starts fast under any Python.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+VERSION = "0.32.0"
+
+
+@dataclasses.dataclass
+class Knobs:
+    """What the stand-in does; the defaults are a healthy engine."""
+
+    ready_seconds: float = 0.5
+    token_seconds: float = 0.002
+    fail_exit: int = -1
+    """Exit code of a start that fails; -1: the start succeeds. `fail_log` is replayed before."""
+    fail_log: str = ""
+    fail_after_seconds: float = 0.3
+    fail_from_attempt: int = 1
+    """The first attempt that fails (attempts are counted by the directory that the process was started in)."""
+    never_ready: bool = False
+    hang: bool = False
+    """Answer /health, but never a token."""
+    answer: str = ""
+    """Instead of sense: `garbage` (one token repeated), `empty`, or any other text."""
+    chat_error: str = ""
+    """Message of the 400 that every chat completion gets."""
+    die_after_seconds: float = -1
+    die_code: int = 1
+    ignore_term: bool = False
+    chatter_lines_per_second: float = 0
+
+    @classmethod
+    def read(cls, model: str) -> "Knobs":
+        knobs = cls()
+        for field in dataclasses.fields(cls):
+            if text := os.environ.get(f"STANDIN_{field.name.upper()}"):
+                setattr(knobs, field.name, _parse(text, getattr(knobs, field.name)))
+        file = Path(model) / "standin.json"
+        if file.exists():
+            for name, value in json.loads(file.read_text(encoding="utf-8")).items():
+                setattr(knobs, name, value)
+        return knobs
+
+
+def _parse(text: str, like: object) -> object:
+    if isinstance(like, bool):
+        return text.lower() in ("1", "true", "yes")
+    if isinstance(like, (int, float)):
+        return type(like)(text)
+    return text
+
+
+def log(process: str, text: str, place: str = "api_server.py:100", level: str = "INFO") -> None:
+    """Write one line as vLLM does; in one write, since several processes share the file."""
+    stamp = time.strftime("%m-%d %H:%M:%S")
+    line = f"({process} pid={os.getpid()}) {level} {stamp} [{place}] {text}\n"
+    os.write(1, line.encode())
+
+
+class Engine:
+    """The main process's knowledge: knobs, names, children, counters."""
+
+    def __init__(self, options: argparse.Namespace, knobs: Knobs) -> None:
+        self.options = options
+        self.knobs = knobs
+        self.names = options.served_model_name or [options.model]
+        self.key = os.environ.get("VLLM_API_KEY", "")
+        self.dead = threading.Event()
+        self.running = 0
+        self.requests = 0
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.core: subprocess.Popen[bytes] | None = None
+
+    def start_children(self) -> None:
+        """EngineCore is our child, Worker is EngineCore's; both name themselves and live on when we are killed."""
+        self.core = subprocess.Popen([sys.executable, "-I", "-S", __file__, "--child", "VLLM::EngineCore"])
+        threading.Thread(target=self._watch_core, daemon=True).start()
+
+    def _watch_core(self) -> None:
+        assert self.core is not None
+        self.core.wait()
+        log("APIServer", "AsyncLLM output_handler failed: EngineDeadError", "async_llm.py:700", "ERROR")
+        self.dead.set()
+        time.sleep(1)
+        # Like the real one, which then ends with code 0.
+        os._exit(0)
+
+    def words(self, prompt: str) -> list[str]:
+        if self.knobs.answer == "garbage":
+            return ["the"] * 400
+        if self.knobs.answer == "empty":
+            return []
+        if self.knobs.answer:
+            return self.knobs.answer.split()
+        if "capital of france" in prompt.lower():
+            return ["The", "capital", "of", "France", "is", "Paris."]
+        return _PARAGRAPH.split()
+
+    def metrics(self) -> str:
+        label = f'{{engine="0",model_name="{self.names[0]}"}}'
+        return "".join(
+            f"# TYPE {name} {kind}\n{name}{label} {value}\n"
+            for name, kind, value in (
+                ("vllm:num_requests_running", "gauge", float(self.running)),
+                ("vllm:num_requests_waiting", "gauge", 0.0),
+                ("vllm:kv_cache_usage_perc", "gauge", min(1.0, self.running * 0.01)),
+                ("vllm:prompt_tokens_total", "counter", float(self.prompt_tokens)),
+                ("vllm:generation_tokens_total", "counter", float(self.generation_tokens)),
+                ("vllm:request_success_total", "counter", float(self.requests)),
+            )
+        )
+
+
+_PARAGRAPH = (
+    "The sea lies grey and quiet before the harbour at dawn. Small boats drift out past the stone wall while gulls "
+    "circle above them, and the smell of salt fills every street of the town. By noon a wind rises from the west and "
+    "throws bright foam against the rocks. Children count the waves and argue about which one was highest. In the "
+    "evening the water turns dark blue, lamps appear along the shore, and fishermen tell stories of storms that their "
+    "grandparents saw. Some of these tales must be true, because old timbers still wash up each winter, covered with "
+    "shells and worn smooth by years of travel. Then night comes, and only the sound of the tide remains, steady as "
+    "breathing, older than any map or lighthouse or song about it."
+)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    engine: Engine
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0]
+        if path in ("/health", "/ping"):
+            self._send(503 if self.engine.dead.is_set() else 200, b"")
+        elif path == "/version":
+            self._json(200, {"version": VERSION})
+        elif path == "/metrics":
+            self._send(200, self.engine.metrics().encode(), "text/plain; version=0.0.4")
+        elif path == "/v1/models" and self._allowed():
+            models = [
+                {"id": name, "object": "model", "owned_by": "vllm", "root": self.engine.options.model,
+                 "max_model_len": self.engine.options.max_model_len}
+                for name in self.engine.names
+            ]  # fmt: skip
+            self._json(200, {"object": "list", "data": models})
+        elif path != "/v1/models":
+            self._json(404, {"detail": "Not Found"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        if self.path == "/tokenize":
+            text = body.get("prompt") or _prompt_of(body)
+            tokens = list(range(len(text.split())))
+            self._json(
+                200, {"count": len(tokens), "max_model_len": self.engine.options.max_model_len, "tokens": tokens}
+            )
+        elif self.path not in ("/v1/chat/completions", "/v1/completions"):
+            self._json(404, {"detail": "Not Found"})
+        elif self._allowed() and self._known(body):
+            self._complete(body, chat="chat" in self.path)
+
+    def _allowed(self) -> bool:
+        if not self.engine.key or self.headers.get("Authorization") == f"Bearer {self.engine.key}":
+            return True
+        self._json(401, {"error": "Unauthorized"})
+        return False
+
+    def _known(self, body: dict) -> bool:
+        if body.get("model", self.engine.names[0]) not in self.engine.names:
+            message = f"The model `{body['model']}` does not exist."
+            self._json(404, {"error": {"message": message, "type": "NotFoundError", "code": 404}})
+            return False
+        if self.engine.knobs.chat_error:
+            error = {"message": self.engine.knobs.chat_error, "type": "BadRequestError", "code": 400}
+            self._json(400, {"error": error})
+            return False
+        return True
+
+    def _complete(self, body: dict, *, chat: bool) -> None:
+        engine = self.engine
+        prompt = _prompt_of(body) if chat else str(body.get("prompt", ""))
+        words = engine.words(prompt)
+        limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or 4096)
+        sent = words[:limit]
+        finish = "length" if len(words) > limit else "stop"
+        usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(sent)}
+        usage["total_tokens"] = sum(usage.values())
+        engine.running += 1
+        try:
+            while engine.knobs.hang:
+                time.sleep(0.1)
+            if body.get("stream"):
+                self._stream(body, sent, finish, usage, chat=chat)
+            else:
+                time.sleep(engine.knobs.token_seconds * len(sent))
+                self._whole(sent, finish, usage, chat=chat)
+        finally:
+            engine.running -= 1
+        engine.requests += 1
+        engine.prompt_tokens += usage["prompt_tokens"]
+        engine.generation_tokens += len(sent)
+
+    def _whole(self, words: list[str], finish: str, usage: dict, *, chat: bool) -> None:
+        text = " ".join(words)
+        choice = {"index": 0, "finish_reason": finish}
+        choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        kind = "chat.completion" if chat else "text_completion"
+        answer = {"id": self._id(chat=chat), "object": kind, "created": int(time.time())}
+        self._json(200, answer | {"model": self.engine.names[0], "choices": [choice], "usage": usage})
+
+    def _stream(self, body: dict, words: list[str], finish: str, usage: dict, *, chat: bool) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        base = {"id": self._id(chat=chat), "object": "chat.completion.chunk" if chat else "text_completion"}
+        base |= {"created": int(time.time()), "model": self.engine.names[0]}
+        if chat:
+            self._event(base | {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+        for number, word in enumerate(words):
+            time.sleep(self.engine.knobs.token_seconds)
+            text = word if number == 0 else f" {word}"
+            part = {"delta": {"content": text}} if chat else {"text": text}
+            last = number == len(words) - 1
+            self._event(base | {"choices": [{"index": 0, "finish_reason": finish if last else None} | part]})
+        if (body.get("stream_options") or {}).get("include_usage"):
+            self._event(base | {"choices": [], "usage": usage})
+        self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
+
+    def _event(self, content: dict) -> None:
+        self._chunk(b"data: " + json.dumps(content).encode() + b"\n\n")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def _id(self, *, chat: bool) -> str:
+        given = self.headers.get("X-Request-Id") or os.urandom(8).hex()
+        return f"{'chatcmpl' if chat else 'cmpl'}-{given}"
+
+    def _json(self, status: int, content: object) -> None:
+        self._send(status, json.dumps(content).encode(), "application/json")
+
+    def _send(self, status: int, body: bytes, kind: str = "text/plain") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _prompt_of(body: dict) -> str:
+    parts = []
+    for message in body.get("messages", []):
+        content = message.get("content") or ""
+        parts.append(content if isinstance(content, str) else " ".join(part.get("text", "") for part in content))
+    return " ".join(parts)
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+
+def run_child(title: str) -> None:
+    """EngineCore starts the Worker and dies with it; the Worker just lives. Both end on SIGTERM."""
+    name = title.removeprefix("VLLM::")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if name == "Worker":
+        log("Worker", "Starting to load model ...", "gpu_model_runner.py:1")
+        while True:
+            time.sleep(3600)
+    worker = subprocess.Popen([sys.executable, "-I", "-S", __file__, "--child", "VLLM::Worker"])
+
+    def end(_number: int, _frame: object) -> None:
+        worker.kill()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    log("EngineCore", f"Initializing a V1 LLM engine (v{VERSION}) with config: stand-in", "core.py:133")
+    worker.wait()
+    log("EngineCore", "Worker proc died unexpectedly, shutting down executor.", "multiproc_executor.py:300", "ERROR")
+    os._exit(1)
+
+
+def serve(options: argparse.Namespace) -> None:
+    knobs = Knobs.read(options.model)
+    attempt = Path.cwd().name
+    log("APIServer", f"vLLM version {VERSION} (stand-in), model {options.model}", "api_utils.py:286")
+    if knobs.fail_exit >= 0 and (not attempt.isdigit() or int(attempt) >= knobs.fail_from_attempt):
+        time.sleep(knobs.fail_after_seconds)
+        if knobs.fail_log:
+            os.write(1, Path(knobs.fail_log).read_bytes())
+        sys.exit(knobs.fail_exit)
+    engine = Engine(options, knobs)
+    Handler.engine = engine
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if knobs.ignore_term else lambda *_: _end(engine))
+    engine.start_children()
+    time.sleep(knobs.ready_seconds)
+    while knobs.never_ready:
+        time.sleep(0.2)
+    server = Server((options.host, options.port), Handler)
+    log("APIServer", f"Starting vLLM server on http://{options.host}:{options.port}")
+    if knobs.die_after_seconds >= 0:
+        threading.Timer(knobs.die_after_seconds, os._exit, [knobs.die_code]).start()
+    if knobs.chatter_lines_per_second:
+        threading.Thread(target=_chatter, args=[knobs.chatter_lines_per_second], daemon=True).start()
+    log("APIServer", "Application startup complete.")
+    server.serve_forever(poll_interval=0.05)
+
+
+def _chatter(lines_per_second: float) -> None:
+    number = 0
+    while True:
+        number += 1
+        log("APIServer", f"chatter {number}", "chatter.py:1")
+        time.sleep(1 / lines_per_second)
+
+
+def _end(engine: Engine) -> None:
+    log("APIServer", "Shutting down", "launcher.py:1")
+    if engine.core is not None:
+        engine.core.terminate()
+    os._exit(0)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
+        run_child(sys.argv[2])
+        return
+    parser = argparse.ArgumentParser(prog="standin", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=VERSION)
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("serve")
+    command.add_argument("model")
+    command.add_argument("--host", default="0.0.0.0")
+    command.add_argument("--port", type=int, default=8000)
+    command.add_argument("--served-model-name", nargs="+")
+    command.add_argument("--max-model-len", type=int, default=4096)
+    options, _others = parser.parse_known_args()
+    serve(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Small JSON files that several processes share: replaced in one step, read without locks. Standard library only."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, content: Any, *, mode: int = 0o600) -> None:
+    """Replace the file at `path`: a reader sees the old content or the new, never a half. The directory must exist."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object at `path`; `None` when there is no such file, or what it holds is not a JSON object.
+
+    A torn file can only come from a machine that lost power; every owner of such a file can do without its content.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
