@@ -1,0 +1,19 @@
+"""How steps and launches say why they cannot go on."""
+
+from typing import Any
+
+from workers.contracts import Failure
+
+
+class StepFailedError(Exception):
+    """A step, or a start, ends here. The message says what and how much; `next_step` the next thing to do."""
+
+    def __init__(
+        self, code: str, message: str, *, next_step: str = "", evidence: list[dict[str, Any]] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.failure = Failure(code=code, message=message, next=next_step, evidence=evidence or [])
+
+
+class StepCancelledError(Exception):
+    """Someone asked for this step to be abandoned."""

@@ -1,0 +1,163 @@
+"""From an order to the exact command line and environment of an engine. Nothing here is ever given to a shell."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workers.contracts import InstanceOrder
+from workers.host.engines import Engine
+from workers.host.failures import StepFailedError
+from workers.host.processes import OWNER_VARIABLE
+from workers.sealing import SealingError, unseal
+
+LISTEN_ADDRESS = "127.0.0.1"
+
+API_KEY = "VLLM_API_KEY"
+
+_INHERITED = (
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME",
+    "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
+    "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "HF_HOME", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR",
+)  # fmt: skip
+"""What an engine inherits from the agent; everything else (the agent's own secrets among it) stays here."""
+
+_DEFAULTS = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+_CPU_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+
+_ALLOWED_PREFIXES = (
+    "VLLM_",
+    "HF_",
+    "OMP_",
+    "NCCL_",
+    "TORCH_",
+    "PYTORCH_",
+    "CUDA_",
+    "FLASHINFER_",
+    "GLOO_",
+    "TOKENIZERS_",
+)
+_ALLOWED_NAMES = ("HF_HOME", "TRITON_CACHE_DIR", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+_FORBIDDEN_NAMES = {
+    "VLLM_PLUGINS": "it loads code into the engine",
+    "VLLM_API_KEY": "the deployment's key is sealed and set by the agent",
+    "VLLM_HOST_IP": "the agent decides where an engine listens",
+    "VLLM_PORT": "the agent decides where an engine listens",
+    "VLLM_TORCH_PROFILER_DIR": "it writes files anywhere",
+    "VLLM_LOGGING_CONFIG_PATH": "it loads code into the engine",
+    "VLLM_SERVER_DEV_MODE": "it opens control endpoints to every client",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "it lets every client load files",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "it lets messages run code",
+    "CUDA_INJECTION64_PATH": "it loads code into the engine",
+    "NCCL_NET_PLUGIN": "it loads code into the engine",
+    "NCCL_TUNER_PLUGIN": "it loads code into the engine",
+    "NCCL_PROFILER_PLUGIN": "it loads code into the engine",
+    "TORCH_EXTENSIONS_DIR": "it loads code into the engine",
+}
+
+_OWN_ARGUMENTS = {
+    "--host": "the agent decides where an engine listens",
+    "--port": "the port is a field of its own",
+    "--uds": "the agent decides where an engine listens",
+    "--api-key": "the key is sealed and set by the agent",
+    "--served-model-name": "the served names are a field of their own",
+    "--model": "the model is a field of its own",
+    "--config": "a file on the host could change anything",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a shim is given: `spec` lies on disk without secrets, `environment` only ever in memory."""
+
+    spec: dict[str, Any]
+    environment: dict[str, str]
+
+
+def prepare_launch(order: InstanceOrder, engine: Engine, private_key: str, inherited: Mapping[str, str]) -> Launch:
+    """Build command line and environment of `order`. Raises `StepFailedError` for what must not be started."""
+    check_arguments(order.arguments)
+    check_environment(order.environment)
+    if not Path(order.model_path).exists():
+        raise StepFailedError(
+            "path.not_found",
+            f"there is no model directory {order.model_path} on this host",
+            next_step="Choose a model that lies on this host, or copy it there first.",
+        )
+    secrets = open_secrets(order, private_key)
+    environment = _environment(order, engine, inherited)
+    shown = {name: value for name, value in environment.items() if inherited.get(name) != value}
+    spec = {
+        "instance": str(order.instance),
+        "start": order.start,
+        "argv": command_line(order, engine),
+        "environment": shown | dict.fromkeys(secrets, "***"),
+        "grace_seconds": order.grace_seconds,
+        "restart": order.restart.model_dump(),
+    }
+    return Launch(spec=spec, environment=environment | secrets)
+
+
+def command_line(order: InstanceOrder, engine: Engine) -> list[str]:
+    """The engine's argv. Our own options come last: where an option is given twice, the last one counts."""
+    return [
+        *engine.command,
+        "serve",
+        order.model_path,
+        *order.arguments,
+        "--host",
+        LISTEN_ADDRESS,
+        "--port",
+        str(order.port),
+        "--served-model-name",
+        *order.served_model_names,
+    ]
+
+
+def check_arguments(arguments: list[str]) -> None:
+    """Raise `StepFailedError` (`arguments.reserved`) for an option that the agent itself sets."""
+    for argument in arguments:
+        name = argument.split("=", 1)[0].replace("_", "-")
+        if reason := _OWN_ARGUMENTS.get(name):
+            raise StepFailedError(
+                "arguments.reserved", f"{name} can't be given here: {reason}", next_step=f"Remove {name} and try again."
+            )
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Raise `StepFailedError` (`environment.not_allowed`) for a variable that an order may not set."""
+    for name in environment:
+        reason = _FORBIDDEN_NAMES.get(name)
+        if reason is None and not name.startswith(_ALLOWED_PREFIXES) and name not in _ALLOWED_NAMES:
+            reason = "it is not a setting of the engine"
+        if reason is not None:
+            allowed = ", ".join(f"{prefix}*" for prefix in _ALLOWED_PREFIXES)
+            raise StepFailedError(
+                "environment.not_allowed",
+                f"the variable {name} can't be set for an engine: {reason}",
+                next_step=f"Remove it. Allowed are {allowed} with few exceptions.",
+            )
+
+
+def open_secrets(order: InstanceOrder, private_key: str) -> dict[str, str]:
+    """Decrypt the order's sealed variables. Raises `StepFailedError` (`secret.unreadable`)."""
+    try:
+        return {name: unseal(private_key, sealed) for name, sealed in order.sealed_environment.items()}
+    except SealingError as error:
+        raise StepFailedError(
+            "secret.unreadable",
+            f"a secret of this deployment can't be opened on this host: {error}",
+            next_step="Save the secret again; if that fails, join the host anew.",
+        ) from error
+
+
+def _environment(order: InstanceOrder, engine: Engine, inherited: Mapping[str, str]) -> dict[str, str]:
+    environment = {name: inherited[name] for name in _INHERITED if name in inherited}
+    # The engine's own tools (ninja, for one) lie beside its Python.
+    environment["PATH"] = os.pathsep.join([str(Path(engine.python).parent), environment.get("PATH", os.defpath)])
+    environment |= _DEFAULTS | (_CPU_DEFAULTS if engine.platform == "cpu" else {})
+    environment |= engine.environment | order.environment
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment[OWNER_VARIABLE] = str(order.instance)
+    return environment
