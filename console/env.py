@@ -27,13 +27,17 @@ class Environment(BaseSettings):
     )
     slipway_bind: str = Field(default="127.0.0.1", description="Address on which `manage.py up` serves the console.")
     slipway_port: int = Field(
-        default=8400, ge=1, le=65535, description="Preferred port of the console; the next free one is taken if it is held."
+        default=8400,
+        ge=1,
+        le=65535,
+        description="Preferred port of the console; the next free one is taken if it is held.",
     )
     slipway_public_url: str = Field(
         default="", description="Address under which people reach the console, such as https://slipway.example.com."
     )
     slipway_allowed_hosts: str = Field(
-        default="127.0.0.1,localhost,[::1]", description="Host names under which the console answers, separated by commas."
+        default="127.0.0.1,localhost,[::1]",
+        description="Host names under which the console answers, separated by commas.",
     )
     slipway_secret_key: str = Field(
         default="", description="Django's secret key; generated into SLIPWAY_HOME when empty."

@@ -1,3 +1,5 @@
+"""Set-up of the app."""
+
 from django.apps import AppConfig
 
 

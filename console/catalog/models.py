@@ -7,8 +7,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from console.access.models import Owned
-from console.common.states import StateTable, Stateful
-
+from console.common.states import Stateful, StateTable
 
 COPY_STATES = StateTable(
     {

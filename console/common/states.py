@@ -131,7 +131,13 @@ def move(thing: Stateful, *, to: str, reason: str = "", actor: Any = None) -> bo
             thing.refresh_from_db()
             raise LostRace(f"{thing} is {thing.look.word} by now. Look at it again before you go on.")
         StateChange.objects.create(
-            kind=thing._meta.label_lower, object_id=thing.pk, before=current, after=to, reason=reason, actor=actor, at=now
+            kind=thing._meta.label_lower,
+            object_id=thing.pk,
+            before=current,
+            after=to,
+            reason=reason,
+            actor=actor,
+            at=now,
         )
     thing.state, thing.state_since, thing.state_reason = to, now, reason
     return True

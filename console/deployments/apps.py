@@ -1,3 +1,5 @@
+"""Set-up of deployments."""
+
 from django.apps import AppConfig
 
 
@@ -6,3 +8,11 @@ class DeploymentsConfig(AppConfig):
 
     name = "console.deployments"
     label = "deployments"
+
+    def ready(self) -> None:
+        """Contribute instances to desired states; name the handlers of deploy, restart and stop jobs."""
+        from console.deployments import handlers, observations
+        from console.fleet import desired
+
+        desired.contribute(observations.orders)
+        handlers.register_handlers()

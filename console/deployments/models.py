@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from console.access.models import Owned, User
 from console.catalog.models import Copy
-from console.common.states import LOOKS, Look, StateTable, Stateful
+from console.common.states import LOOKS, Look, Stateful, StateTable
 from console.fleet.models import Engine, Host
 
 DEPLOYMENT_STATES = StateTable(
@@ -41,7 +41,17 @@ INSTANCE_STATES = StateTable(
         "crashed": "starting loading stopping stopped",
     }
 )
-RUNNING_STATES = ("starting", "loading", "validating", "warming", "ready", "unhealthy", "restarting", "draining", "stopping")
+RUNNING_STATES = (
+    "starting",
+    "loading",
+    "validating",
+    "warming",
+    "ready",
+    "unhealthy",
+    "restarting",
+    "draining",
+    "stopping",
+)
 
 NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9._-]{0,60}[a-z0-9])?$"
 
@@ -55,7 +65,9 @@ class Deployment(Owned, Stateful):
         max_length=62,
         unique=True,
         validators=[
-            RegexValidator(NAME_PATTERN, _("Use lower-case letters, digits, dots, hyphens and underscores, 62 at most."))
+            RegexValidator(
+                NAME_PATTERN, _("Use lower-case letters, digits, dots, hyphens and underscores, 62 at most.")
+            )
         ],
     )
     """Also the name under which the engine serves the model."""
@@ -168,7 +180,9 @@ class Attempt(models.Model):
     """True when someone wanted it to end."""
     diagnosis: Any = models.JSONField(default=dict)
     log_bytes = models.BigIntegerField(default=0)
-    """How much of the log the console has stored."""
+    """Size of the log on the console, in bytes, as far as it is committed."""
+    log_host_offset = models.BigIntegerField(default=0)
+    """Up to which byte of the host's file it was sent; differs from `log_bytes` where the host dropped a part."""
     log_complete = models.BooleanField(default=False)
     created_at = models.DateTimeField(default=timezone.now)
 

@@ -21,7 +21,9 @@ class Host(Owned):
     name = models.CharField(
         max_length=32,
         unique=True,
-        validators=[RegexValidator(HOST_NAME_PATTERN, _("Use lower-case letters, digits and inner hyphens, 32 at most."))],
+        validators=[
+            RegexValidator(HOST_NAME_PATTERN, _("Use lower-case letters, digits and inner hyphens, 32 at most."))
+        ],
     )
     public_key = models.CharField(max_length=64, blank=True)
     """Public key of the host's own pair (base64); empty until it has joined."""
@@ -34,6 +36,8 @@ class Host(Owned):
     contract = models.PositiveIntegerField(null=True)
     agent_boot = models.UUIDField(null=True)
     last_seen_at = models.DateTimeField(null=True)
+    online_since = models.DateTimeField(null=True)
+    """When it was heard of after a silence: leases don't run while a host is offline."""
     clock_skew_seconds = models.FloatField(null=True)
     vitals: Any = models.JSONField(default=dict)
     facts: Any = models.JSONField(default=dict)

@@ -1,3 +1,7 @@
+"""Set-up of the job ledger."""
+
+from typing import Any
+
 from django.apps import AppConfig
 
 
@@ -6,3 +10,18 @@ class JobsConfig(AppConfig):
 
     name = "console.jobs"
     label = "jobs"
+
+    def ready(self) -> None:
+        """Contribute cancelled steps to desired states; name the handlers of host jobs."""
+        from console.fleet import desired
+        from console.jobs import host_jobs
+
+        desired.contribute(_cancelled_steps)
+        host_jobs.register_handlers()
+
+
+def _cancelled_steps(host: Any) -> dict[str, Any]:
+    from workers.contracts import StepCancellation
+
+    steps = host.steps.filter(state="cancelling")
+    return {"cancelled_steps": [StepCancellation(step=step.pk, fence=step.fence) for step in steps]}

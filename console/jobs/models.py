@@ -7,7 +7,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from console.access.models import Owned, User
-from console.common.states import StateTable, Stateful
+from console.common.states import Stateful, StateTable
 from console.fleet.models import Host
 from workers.contracts import Level, StepKind
 
@@ -28,7 +28,7 @@ STEP_STATES = StateTable(
         "interrupted": "queued running succeeded failed cancelling cancelled",
         "cancelling": "cancelled succeeded failed",
         "failed": "queued",  # a retry resumes here
-        "succeeded": "",
+        "succeeded": "queued",  # a retry has to begin before the step that failed: what this one did is gone
         "cancelled": "",
     }
 )

@@ -1,0 +1,18 @@
+"""The console's Celery application, worker and beat: `celery -A console.celery worker -B -Q console`."""
+
+import os
+
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+django.setup()
+
+from django.conf import settings  # noqa: E402 - Django must be set up first
+
+from workers.app import console_app  # noqa: E402
+
+app = console_app(settings.REDIS_URL)
+app.set_default()
+app.conf.beat_schedule = {"reconcile": {"task": "console.jobs.reconcile", "schedule": 5.0, "options": {"expires": 5}}}
+app.conf.beat_schedule_filename = str(settings.ENV.console_dir / "beat-schedule")
+app.autodiscover_tasks(["console.jobs"], force=True)

@@ -1,0 +1,171 @@
+"""What deploy, restart and stop jobs do beside running their steps."""
+
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.utils.translation import gettext as _
+
+from console.common import live
+from console.common.states import move
+from console.deployments import services
+from console.deployments.models import RUNNING_STATES, Deployment, Instance
+from console.fleet import desired
+from console.jobs.host_jobs import store_damage, store_verification
+from console.jobs.kinds import JobHandler, RunAgain, register
+from console.jobs.models import Job, Step
+from workers.contracts import StepKind
+
+BRING_UP = (StepKind.LAUNCH, StepKind.LISTENING, StepKind.VALIDATE, StepKind.WARMUP)
+
+
+class BringUpHandler(JobHandler):
+    """Deploy and restart: both end with an instance that is ready."""
+
+    def payload(self, step: Step) -> dict[str, Any]:
+        """Ports promised to others, and the start number, as they are now."""
+        payload = dict(step.payload)
+        instance = instance_of(step.job)
+        if step.kind == StepKind.PREFLIGHT:
+            others = Instance.objects.filter(host=step.host).exclude(pk=instance.pk).exclude(port=None)
+            payload["reserved_ports"] = list(
+                others.exclude(state__in=("stopped", "crashed")).values_list("port", flat=True)
+            )
+        elif step.kind in BRING_UP:
+            payload["start"] = instance.start
+        return payload
+
+    def before_step(self, step: Step) -> None:
+        """The launch step waits for what the desired state orders: order it now."""
+        if step.kind == StepKind.LAUNCH:
+            instance = instance_of(step.job)
+            instance.ordered = instance.run = True
+            instance.save(update_fields=["ordered", "run"])
+            desired.change(instance.host)
+
+    def step_succeeded(self, step: Step) -> None:
+        """Take over the port, the verification, and readiness."""
+        instance = instance_of(step.job)
+        if step.kind == StepKind.PREFLIGHT:
+            self._take_port(instance, step.result["port"])
+        elif step.kind == StepKind.VERIFY:
+            store_verification(instance.spec.copy, step.result)
+        elif step.kind == StepKind.WARMUP:
+            self._ready(instance)
+
+    def _take_port(self, instance: Instance, port: int) -> None:
+        try:
+            with transaction.atomic():
+                instance.port = port
+                instance.save(update_fields=["port"])
+        except IntegrityError:
+            raise RunAgain(
+                _("Port %(port)d was promised to another instance meanwhile; choosing again.") % {"port": port}
+            ) from None
+
+    def _ready(self, instance: Instance) -> None:
+        instance.bring_up, instance.failure = "agent", None
+        instance.save(update_fields=["bring_up", "failure"])
+        if instance.STATES.allows(instance.state, "ready"):
+            move(instance, to="ready", reason=_("warm-up passed"))
+        desired.change(instance.host)
+        live.changed("instance", instance.pk)
+
+    def job_succeeded(self, job: Job) -> None:
+        """The deployment serves."""
+        services.settle(job.subject_id or 0)
+
+    def job_failed(self, job: Job, step: Step) -> None:
+        """Free the device: a process whose start failed is stopped, not left half alive."""
+        instance = instance_of(job)
+        failure = step.failure or {}
+        instance.failure = failure
+        instance.save(update_fields=["failure"])
+        if step.kind == StepKind.VERIFY and str(failure.get("code", "")).split(".")[0] not in ("step", "host"):
+            store_damage(instance.spec.copy, failure)
+        _give_up(instance, reason=failure.get("message", ""))
+        deployment = Deployment.objects.get(pk=job.subject_id)
+        if deployment.state == "deploying":
+            move(deployment, to="failed", reason=failure.get("message", ""))
+            live.changed("deployment", deployment.pk)
+
+    def job_cancelled(self, job: Job) -> None:
+        """Stop what was being started."""
+        _give_up(instance_of(job), reason=_("cancelled"))
+        deployment = Deployment.objects.get(pk=job.subject_id)
+        if deployment.state == "deploying":
+            move(deployment, to="stopping", reason=job.state_reason or _("cancelled"))
+        services.settle(deployment.pk)
+        live.changed("deployment", deployment.pk)
+
+    def resume_from(self, step: Step) -> int:
+        """A failed start left no process: whatever failed after the launch, the launch comes first again."""
+        launch = step.job.steps.get(kind=StepKind.LAUNCH)
+        return min(step.position, launch.position)
+
+    def before_retry(self, job: Job, step: Step) -> None:  # noqa: ARG002
+        """A new start of the same instance."""
+        instance = instance_of(job)
+        deployment = Deployment.objects.get(pk=job.subject_id)
+        instance.start += 1
+        instance.bring_up, instance.failure, instance.restarts = "job", None, 0
+        instance.save(update_fields=["start", "bring_up", "failure", "restarts"])
+        if instance.state in ("stopped", "crashed"):
+            move(instance, to="starting", reason=_("retried"))
+        move(deployment, to="deploying", reason=_("retried"))
+
+
+class StopHandler(JobHandler):
+    """Stop: an instance is only said to be stopped once its host has proven it."""
+
+    def step_succeeded(self, step: Step) -> None:
+        """The host has seen the last process of the group end."""
+        instance = Instance.objects.get(uuid=step.payload["instance"])
+        forget(instance, reason=_("stopped"))
+
+    def job_succeeded(self, job: Job) -> None:
+        """Nothing of the deployment runs any more."""
+        services.settle(job.subject_id or 0)
+
+    def job_failed(self, job: Job, step: Step) -> None:
+        """Say why it could not be stopped; a retry tries again."""
+        deployment = Deployment.objects.get(pk=job.subject_id)
+        if deployment.state == "stopping":
+            move(deployment, to="failed", reason=(step.failure or {}).get("message", ""))
+            live.changed("deployment", deployment.pk)
+
+    def before_retry(self, job: Job, step: Step) -> None:  # noqa: ARG002
+        """Stopping again."""
+        deployment = Deployment.objects.get(pk=job.subject_id)
+        if deployment.STATES.allows(deployment.state, "stopping"):
+            move(deployment, to="stopping", reason=_("retried"))
+
+
+def instance_of(job: Job) -> Instance:
+    """The instance that a deploy or restart job is about."""
+    return Instance.objects.select_related("spec__copy__revision", "host", "deployment").get(pk=job.payload["instance"])
+
+
+def _give_up(instance: Instance, *, reason: str) -> None:
+    if instance.ordered:
+        services.halt(instance)
+        return
+    Instance.objects.filter(pk=instance.pk).update(run=False)
+    if instance.state in RUNNING_STATES:
+        move(instance, to="stopped", reason=reason)
+    live.changed("instance", instance.pk)
+
+
+def forget(instance: Instance, *, reason: str) -> None:
+    """An instance that nobody wants has stopped: take it out of its host's desired state and free its port."""
+    Instance.objects.filter(pk=instance.pk).update(ordered=False, run=False)
+    if instance.state not in ("stopped", "crashed"):
+        move(instance, to="stopped", reason=reason)
+    desired.change(instance.host)
+    live.changed("instance", instance.pk)
+
+
+def register_handlers() -> None:
+    """Called once, when the app is ready."""
+    register("deploy", BringUpHandler())
+    register("restart", BringUpHandler())
+    register("stop", StopHandler())

@@ -1,0 +1,139 @@
+"""What hosts report about instances and attempts, applied to the rows."""
+
+from datetime import UTC, datetime
+
+import structlog
+from django.utils import timezone
+
+from console.common import live
+from console.common.secrets import decrypt
+from console.common.states import move
+from console.deployments import handlers, services
+from console.deployments.models import Attempt, Instance, Spec
+from console.fleet.models import Host
+from workers.contracts import (
+    AttemptEnded,
+    AttemptStarted,
+    InstanceObserved,
+    InstanceOrder,
+    InstancePhase,
+    LogChunk,
+    Probe,
+    RestartPolicy,
+)
+from workers.sealing import seal
+
+log = structlog.get_logger(__name__)
+
+STATE_OF = {
+    InstancePhase.STARTING: "starting",
+    InstancePhase.LOADING: "loading",
+    InstancePhase.LISTENING: "validating",
+    InstancePhase.VALIDATING: "validating",
+    InstancePhase.WARMING: "warming",
+    InstancePhase.READY: "ready",
+    InstancePhase.UNHEALTHY: "unhealthy",
+    InstancePhase.RESTARTING: "restarting",
+    InstancePhase.STOPPING: "stopping",
+    InstancePhase.STOPPED: "stopped",
+    InstancePhase.CRASHED: "crashed",
+}
+
+
+def order(instance: Instance) -> InstanceOrder:
+    """An instance as its host shall run it; the engine's key is sealed to the host."""
+    spec: Spec = instance.spec
+    return InstanceOrder(
+        instance=instance.uuid,
+        deployment=instance.deployment.name,
+        spec=spec.number,
+        engine=spec.engine.key,
+        model_path=spec.copy.path,
+        served_model_names=[instance.deployment.name],
+        arguments=spec.arguments,
+        environment=spec.environment,
+        sealed_environment={"VLLM_API_KEY": seal(instance.host.public_key, decrypt(instance.deployment.api_key))},
+        port=instance.port or 0,
+        run=instance.run,
+        start=instance.start,
+        bring_up="agent" if instance.bring_up == "agent" else "job",
+        grace_seconds=services.GRACE_SECONDS,
+        start_deadline_seconds=spec.start_deadline_seconds,
+        restart=RestartPolicy.model_validate(spec.restart),
+        probe=Probe.model_validate(spec.probe),
+    )
+
+
+def orders(host: Host) -> dict[str, list[InstanceOrder]]:
+    """Contribution to a host's desired state."""
+    ordered = Instance.objects.filter(host=host, ordered=True).select_related(
+        "deployment", "spec__engine", "spec__copy", "host"
+    )
+    return {"instances": [order(instance) for instance in ordered if instance.port]}
+
+
+def observed(instance: Instance, seen: InstanceObserved) -> None:
+    """An instance's phase changed on its host."""
+    to = STATE_OF[seen.phase]
+    instance.restarts, instance.observed_at = seen.restarts, timezone.now()
+    if seen.failure:
+        instance.failure = seen.failure.model_dump()
+    elif to == "ready":
+        instance.failure = None
+    instance.save(update_fields=["restarts", "observed_at", "failure"])
+    if to == "ready" and instance.bring_up == "job":
+        return  # readiness of a start that a job makes is said by the job's warm-up step
+    if instance.STATES.allows(instance.state, to):
+        move(instance, to=to, reason=(seen.failure.message if seen.failure else seen.reason))
+    elif instance.state != to:
+        log.info("observation not applied", instance=str(instance), state=instance.state, seen=to)
+    if not instance.run and to in ("stopped", "crashed"):
+        handlers.forget(instance, reason=seen.reason)
+    services.settle(instance.deployment_id)
+    live.changed("instance", instance.pk)
+
+
+def attempt_started(instance: Instance, started: AttemptStarted) -> None:
+    """An engine process was spawned. Attempts are never overwritten."""
+    attempt, _created = Attempt.objects.get_or_create(instance=instance, number=started.number)
+    attempt.pid, attempt.argv, attempt.environment = started.pid, started.argv, started.environment
+    attempt.started_at = datetime.fromtimestamp(started.started_at, tz=UTC)
+    attempt.save(update_fields=["pid", "argv", "environment", "started_at"])
+    live.changed("attempt", attempt.pk)
+    live.changed("instance", instance.pk)
+
+
+def attempt_ended(instance: Instance, ended: AttemptEnded) -> None:
+    """An engine process ended."""
+    attempt, _created = Attempt.objects.get_or_create(instance=instance, number=ended.number)
+    attempt.exit_code, attempt.asked, attempt.diagnosis = ended.exit_code, ended.asked, ended.diagnosis
+    attempt.ended_at = datetime.fromtimestamp(ended.ended_at, tz=UTC)
+    attempt.save(update_fields=["exit_code", "asked", "diagnosis", "ended_at"])
+    live.changed("attempt", attempt.pk)
+    live.changed("instance", instance.pk)
+
+
+def store_log(instance: Instance, chunk: LogChunk, data: bytes) -> Attempt:
+    """Append a piece of log where it belongs and return the attempt, whose `log_host_offset` says where to go on.
+
+    A piece that was sent twice is cut to what is new; a piece that leaves an unmarked hole is not stored, so that the
+    host sends again from where we are. The row is the truth: what a crash left in the file beyond it is cut off.
+    """
+    attempt, _created = Attempt.objects.get_or_create(instance=instance, number=chunk.attempt)
+    gap = chunk.offset - attempt.log_host_offset
+    if gap > 0 and chunk.gap < gap:
+        return attempt
+    text = data[-gap:] if gap < 0 else data
+    if gap > 0:
+        text = f"\n[… {gap:,} bytes were dropped on the host: the log passed its cap …]\n".encode() + text
+    path = attempt.log_path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.truncate(attempt.log_bytes)
+        file.write(text)
+    attempt.log_bytes += len(text)
+    attempt.log_host_offset = max(attempt.log_host_offset, chunk.offset + len(data))
+    attempt.log_complete = attempt.log_complete or chunk.final
+    attempt.save(update_fields=["log_bytes", "log_host_offset", "log_complete"])
+    live.announce(live.log_group(attempt.pk), up_to=attempt.log_bytes, complete=attempt.log_complete)
+    return attempt

@@ -1,0 +1,402 @@
+"""Deployments: create, start, restart, stop, delete, and the truth about them in one sentence."""
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import Max
+from django.utils.translation import gettext as _
+
+from console.access import services as access
+from console.access.models import User
+from console.catalog.models import Copy
+from console.common import live
+from console.common.errors import Refused
+from console.common.secrets import decrypt, encrypt
+from console.common.states import move
+from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
+from console.fleet import desired
+from console.fleet.models import Engine
+from console.jobs import services as jobs
+from console.jobs.host_jobs import verify_step
+from console.jobs.models import Job
+from console.jobs.services import PlannedStep
+from workers.contracts import Probe, RestartPolicy, StepKind
+from workers.step_payloads import InstancePayload, PreflightPayload, StopPayload
+
+PREFLIGHT_SECONDS = 120
+LAUNCH_SECONDS = 180
+VALIDATE_SECONDS = 600
+WARMUP_SECONDS = 900
+STOP_SECONDS = 300
+GRACE_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a deployment answers: `/v1/chat/completions` is appended to `url`; `key` is the bearer token."""
+
+    url: str
+    key: str
+    model: str
+
+
+def create(
+    *,
+    name: str,
+    copy: Copy,
+    engine: Engine,
+    arguments: list[str],
+    environment: dict[str, str],
+    port: int | None,
+    probe: Probe,
+    restart: RestartPolicy,
+    start_deadline_seconds: float,
+    notes: str,
+    reason: str,
+    actor: User | None,
+    idempotency_key: str,
+) -> Job:
+    """Create a deployment with its first spec and one instance, and start the deploy job.
+
+    The same `idempotency_key` again returns the job that the first call made: a second click starts nothing.
+    """
+    if known := Job.objects.filter(idempotency_key=idempotency_key).first():
+        return known
+    _check_fits_together(copy, engine, port)
+    try:
+        with transaction.atomic():
+            deployment = Deployment.objects.create(
+                name=name,
+                team_id=copy.host.team_id,
+                api_key=encrypt(f"sk-slipway-{secrets.token_urlsafe(32)}"),
+                notes=notes,
+                created_by=actor,
+            )
+            spec = Spec.objects.create(
+                deployment=deployment,
+                number=1,
+                copy=copy,
+                engine=engine,
+                host=copy.host,
+                port=port,
+                arguments=arguments,
+                environment=environment,
+                probe=probe.model_dump(),
+                restart=restart.model_dump(),
+                start_deadline_seconds=start_deadline_seconds,
+                author=actor,
+                reason=reason,
+            )
+            deployment.current_spec = spec
+            deployment.save(update_fields=["current_spec"])
+            access.record(
+                actor=actor, action="deployment.create", target=name, target_url=_url(deployment), reason=reason
+            )
+            return _deploy(deployment, actor=actor, reason=reason, idempotency_key=idempotency_key)
+    except IntegrityError:
+        if known := Job.objects.filter(idempotency_key=idempotency_key).first():
+            return known
+        raise Refused(_("There is a deployment with this name already."), field="name") from None
+
+
+def start(deployment: Deployment, *, actor: User | None, reason: str) -> Job:
+    """Deploy the current spec of a stopped or failed deployment again."""
+    with transaction.atomic():
+        deployment = Deployment.objects.select_for_update().get(pk=deployment.pk)
+        if deployment.state not in ("stopped", "failed"):
+            raise Refused(
+                _("%(name)s is %(state)s; only a stopped or failed deployment can be started.")
+                % {"name": deployment, "state": deployment.look.word}
+            )
+        if busy := jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk):
+            raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
+        access.record(
+            actor=actor, action="deployment.start", target=deployment.name, target_url=_url(deployment), reason=reason
+        )
+        return _deploy(deployment, actor=actor, reason=reason)
+
+
+def _deploy(deployment: Deployment, *, actor: User | None, reason: str, idempotency_key: str | None = None) -> Job:
+    spec = deployment.current_spec
+    if spec is None:
+        raise Refused(_("%(name)s has no spec yet.") % {"name": deployment})
+    instance = _instance_for(deployment, spec)
+    move(deployment, to="deploying", reason=reason, actor=actor)
+    job = jobs.create(
+        kind="deploy",
+        title=_("Deploy %(name)s") % {"name": deployment},
+        host=spec.host,
+        steps=[
+            PlannedStep(StepKind.PREFLIGHT, _preflight(spec), PREFLIGHT_SECONDS),
+            verify_step(spec.copy),
+            *_bring_up(instance),
+        ],
+        actor=actor,
+        subject=("deployment", deployment.pk),
+        reason=reason,
+        payload={"instance": instance.pk},
+        idempotency_key=idempotency_key,
+    )
+    live.changed("deployment", deployment.pk)
+    return job
+
+
+def _instance_for(deployment: Deployment, spec: Spec) -> Instance:
+    """The stopped instance of this spec, to be started again, or a new one."""
+    instance = deployment.instances.filter(spec=spec, state__in=("stopped", "crashed"), ordered=False).first()
+    if instance is None:
+        number = (deployment.instances.aggregate(last=Max("number"))["last"] or 0) + 1
+        return Instance.objects.create(deployment=deployment, spec=spec, host=spec.host, number=number, run=False)
+    instance.start += 1
+    instance.bring_up, instance.failure, instance.restarts, instance.port = "job", None, 0, None
+    instance.save(update_fields=["start", "bring_up", "failure", "restarts", "port"])
+    move(instance, to="starting", reason=_("deployed again"))
+    return instance
+
+
+def _preflight(spec: Spec) -> dict[str, Any]:
+    return PreflightPayload(
+        engine=spec.engine.key,
+        model_path=spec.copy.path,
+        port=spec.port,
+        port_range=(spec.host.port_first, spec.host.port_last),
+        environment=spec.environment,
+        arguments=spec.arguments,
+    ).model_dump(mode="json")
+
+
+def _bring_up(instance: Instance) -> list[PlannedStep]:
+    payload = InstancePayload(instance=instance.uuid, start=instance.start).model_dump(mode="json")
+    return [
+        PlannedStep(StepKind.LAUNCH, payload, LAUNCH_SECONDS),
+        PlannedStep(StepKind.LISTENING, payload, instance.spec.start_deadline_seconds),
+        PlannedStep(StepKind.VALIDATE, payload, VALIDATE_SECONDS),
+        PlannedStep(StepKind.WARMUP, payload, WARMUP_SECONDS),
+    ]
+
+
+def restart(instance: Instance, *, actor: User | None, reason: str) -> Job:
+    """Stop an instance's process and bring a new one up; its deployment serves again when it has warmed up."""
+    with transaction.atomic():
+        instance = Instance.objects.select_for_update().select_related("deployment", "spec", "host").get(pk=instance.pk)
+        deployment = instance.deployment
+        _refuse_while_busy(deployment)
+        if not instance.ordered:
+            raise Refused(_("%(name)s does not run. Start its deployment instead.") % {"name": instance})
+        instance.start += 1
+        instance.run, instance.bring_up, instance.failure, instance.restarts = True, "job", None, 0
+        instance.save(update_fields=["start", "run", "bring_up", "failure", "restarts"])
+        if instance.state == "crashed":
+            move(instance, to="starting", reason=reason, actor=actor)
+        elif instance.state not in ("starting", "restarting"):
+            move(instance, to="restarting", reason=reason, actor=actor)
+        why = _("restart of %(name)s: %(reason)s") % {"name": instance, "reason": reason}
+        move(deployment, to="deploying", reason=why, actor=actor)
+        access.record(
+            actor=actor,
+            action="instance.restart",
+            target=str(instance),
+            target_url=f"/instances/{instance.pk}/",
+            reason=reason,
+        )
+        desired.change(instance.host)
+        live.changed("instance", instance.pk)
+        return jobs.create(
+            kind="restart",
+            title=_("Restart %(name)s") % {"name": instance},
+            host=instance.host,
+            steps=_bring_up(instance),
+            actor=actor,
+            subject=("deployment", deployment.pk),
+            reason=reason,
+            payload={"instance": instance.pk},
+        )
+
+
+def stop(deployment: Deployment, *, actor: User | None, reason: str) -> Job:
+    """Stop all instances of a deployment; jobs that would bring some up are cancelled first."""
+    with transaction.atomic():
+        deployment = Deployment.objects.select_for_update().get(pk=deployment.pk)
+        if deployment.state in ("stopped", "stopping", "draft"):
+            raise Refused(_("%(name)s is %(state)s already.") % {"name": deployment, "state": deployment.look.word})
+        access.record(
+            actor=actor, action="deployment.stop", target=deployment.name, target_url=_url(deployment), reason=reason
+        )
+        for job in jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk):
+            jobs.cancel(job, actor=actor, reason=reason)
+        deployment.refresh_from_db()
+        if deployment.state != "stopping":
+            move(deployment, to="stopping", reason=reason, actor=actor)
+        instance = _halt_all(deployment)
+        job = jobs.create(
+            kind="stop",
+            title=_("Stop %(name)s") % {"name": deployment},
+            host=instance.host,
+            steps=[
+                PlannedStep(
+                    StepKind.STOP,
+                    StopPayload(instance=one.uuid, grace_seconds=GRACE_SECONDS).model_dump(mode="json"),
+                    STOP_SECONDS,
+                )
+                for one in deployment.instances.filter(ordered=True)
+            ],
+            actor=actor,
+            subject=("deployment", deployment.pk),
+            reason=reason,
+        )
+        live.changed("deployment", deployment.pk)
+    return job
+
+
+def _halt_all(deployment: Deployment) -> Instance:
+    """Order every instance of a deployment to stop; returns one of them."""
+    for instance in deployment.instances.filter(ordered=True).select_related("host"):
+        halt(instance)
+    last = deployment.instances.select_related("host").last()
+    if last is None:
+        raise Refused(_("%(name)s never had an instance.") % {"name": deployment})
+    return last
+
+
+def halt(instance: Instance) -> None:
+    """Order one instance to stop, through its host's desired state."""
+    Instance.objects.filter(pk=instance.pk).update(run=False)
+    desired.change(instance.host)
+
+
+def delete(deployment: Deployment, *, actor: User | None, reason: str) -> None:
+    """Delete a stopped deployment with its specs, instances and their logs. Its jobs and audit entries stay."""
+    with transaction.atomic():
+        deployment = Deployment.objects.select_for_update().get(pk=deployment.pk)
+        if deployment.state not in ("stopped", "failed", "draft"):
+            raise Refused(
+                _("%(name)s is %(state)s. Stop it first.") % {"name": deployment, "state": deployment.look.word}
+            )
+        if deployment.instances.filter(ordered=True).exists():
+            raise Refused(_("An instance of %(name)s has not been seen stopped yet.") % {"name": deployment})
+        _refuse_while_busy(deployment)
+        access.record(actor=actor, action="deployment.delete", target=deployment.name, reason=reason)
+        Deployment.objects.filter(pk=deployment.pk).update(current_spec=None)
+        deployment.instances.all().delete()
+        deployment.delete()
+        live.changed("deployment")
+
+
+def endpoint(deployment: Deployment) -> Endpoint | None:
+    """Address, key and model name of a ready instance; None while there is none."""
+    instance = deployment.instances.filter(state="ready").exclude(port=None).order_by("number").first()
+    if instance is None:
+        return None
+    return Endpoint(
+        url=f"http://{instance.host.facts.get('address', '127.0.0.1')}:{instance.port}",
+        key=decrypt(deployment.api_key),
+        model=deployment.name,
+    )
+
+
+def command_line(spec: Spec) -> list[str]:
+    """The command that an instance of this spec runs, without its secrets."""
+    return preview_command(
+        model_path=spec.copy.path, name=spec.deployment.name, port=spec.port, arguments=spec.arguments
+    )
+
+
+def preview_command(*, model_path: str, name: str, port: int | None, arguments: list[str]) -> list[str]:
+    """The command that will run, as argv; the port is `PORT` where the host will choose it."""
+    return [
+        "vllm",
+        "serve",
+        model_path,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port or "PORT"),
+        "--served-model-name",
+        name,
+        *arguments,
+    ]
+
+
+def describe(deployment: Deployment) -> str:
+    """The truth about a deployment in one sentence."""
+    instances = [one for one in deployment.instances.select_related("host").all() if one.run or one.ordered]
+    ready = [one for one in instances if one.state == "ready" and not one.is_unknown]
+    silent = [one for one in instances if one.is_unknown]
+    if silent:
+        since = silent[0].host.last_seen_at
+        return _(
+            "%(host)s has been silent since %(time)s; %(count)d of %(all)d instances are unknown, last seen %(state)s."
+        ) % {
+            "host": silent[0].host,
+            "time": f"{since:%H:%M:%S} UTC" if since else "–",
+            "count": len(silent),
+            "all": len(instances),
+            "state": silent[0].look.word,
+        }
+    if deployment.state in ("serving", "degraded"):
+        text = _("Serving on %(ready)d of %(all)d instances.") % {"ready": len(ready), "all": len(instances)}
+        bad = next((one for one in instances if one.state in ("crashed", "unhealthy", "restarting")), None)
+        return f"{text} {bad}: {bad.look.word}. {bad.state_reason}".strip() if bad else text
+    if deployment.state == "deploying":
+        running = jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk)
+        step = running[-1].steps.exclude(state="succeeded").first() if running else None
+        return _("Deploying: %(step)s.") % {"step": step.title} if step else _("Deploying.")
+    if deployment.state == "failed":
+        return _("Not serving: %(reason)s") % {"reason": deployment.state_reason or _("no instance is ready.")}
+    if deployment.state == "stopped":
+        return _("Stopped. No process runs.")
+    return str(deployment.look.word).capitalize() + "."
+
+
+def settle(deployment_id: int) -> None:
+    """Derive a deployment's state from its instances and its running jobs."""
+    deployment = Deployment.objects.select_for_update().get(pk=deployment_id)
+    instances = list(deployment.instances.all())
+    running = jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk)
+    to, reason = _state_of(deployment, instances, busy=bool(running))
+    if to != deployment.state and deployment.STATES.allows(deployment.state, to):
+        move(deployment, to=to, reason=reason)
+        live.changed("deployment", deployment.pk)
+
+
+def _state_of(deployment: Deployment, instances: list[Instance], *, busy: bool) -> tuple[str, str]:
+    wanted = [one for one in instances if one.run]
+    if deployment.state == "stopping":
+        gone = not any(one.ordered or one.state in RUNNING_STATES for one in instances)
+        return ("stopped", deployment.state_reason) if gone else ("stopping", "")
+    if busy or deployment.state in ("stopped", "draft"):
+        return deployment.state, ""
+    ready = [one for one in wanted if one.state == "ready"]
+    if wanted and len(ready) == len(wanted):
+        return "serving", _("all instances are ready")
+    if ready or any(one.state not in ("stopped", "crashed") for one in wanted):
+        return "degraded", next((one.state_reason for one in wanted if one.state != "ready"), "")
+    crashed = next((one for one in instances if one.state == "crashed"), None)
+    return "failed", (crashed.state_reason if crashed else deployment.state_reason)
+
+
+def _refuse_while_busy(deployment: Deployment) -> None:
+    if busy := jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk):
+        raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
+
+
+def _check_fits_together(copy: Copy, engine: Engine, port: int | None) -> None:
+    if engine.host_id != copy.host_id:
+        raise Refused(
+            _("The engine is on %(engine)s, the files are on %(copy)s. Choose an engine of the same host.")
+            % {"engine": engine.host, "copy": copy.host},
+            field="engine",
+        )
+    if not engine.present:
+        gone = _("%(engine)s is no longer installed on %(host)s.") % {"engine": engine, "host": engine.host}
+        raise Refused(gone, field="engine")
+    if port is not None:
+        holder = Instance.objects.filter(host=copy.host, port=port).exclude(state__in=("stopped", "crashed")).first()
+        if holder:
+            raise Refused(_("Port %(port)d belongs to %(name)s.") % {"port": port, "name": holder}, field="port")
+
+
+def _url(deployment: Deployment) -> str:
+    return f"/deployments/{deployment.pk}/"

@@ -1,0 +1,216 @@
+"""Hosts: adding, joining, hearing from them, removing."""
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from redis.exceptions import RedisError
+
+from console import env
+from console.access import services as access
+from console.access.models import User
+from console.common import broker, live
+from console.common.errors import Refused
+from console.fleet import broker_users, desired
+from console.fleet.models import Device, Engine, Host, UnreadReport
+from workers.contracts import HOST_NAME_PATTERN, Heartbeat, HostInventory, key_prefix
+
+JOIN_TOKEN_HOURS = 1
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a host needs to take part: its Redis address with user and password, and its ports."""
+
+    host: str
+    redis_url: str
+    console_url: str
+    port_first: int
+    port_last: int
+
+
+def add_host(*, name: str, actor: User | None) -> tuple[Host, str]:
+    """Add a host and return it with its join token: shown once, stored hashed, good for one hour and one use."""
+    if not re.match(HOST_NAME_PATTERN, name):
+        raise Refused(_("Use lower-case letters, digits and inner hyphens, 32 at most."), field="name")
+    token = secrets.token_urlsafe(32)
+    first, last = env.environment().instance_port_range
+    try:
+        with transaction.atomic():
+            host = Host.objects.create(
+                name=name,
+                team_id=actor.team_id if actor else 1,
+                port_first=first,
+                port_last=last,
+                join_token_sha256=_hash(token),
+                join_token_expires_at=timezone.now() + timedelta(hours=JOIN_TOKEN_HOURS),
+            )
+            access.record(actor=actor, action="host.add", target=name, target_url=f"/hosts/{host.pk}/")
+            live.changed("host", host.pk)
+    except IntegrityError:
+        raise Refused(_("There is a host with this name already."), field="name") from None
+    return host, token
+
+
+def renew_join_token(host: Host, *, actor: User | None) -> str:
+    """Make a new join token for a host that has not joined, or that shall join anew."""
+    token = secrets.token_urlsafe(32)
+    host.join_token_sha256 = _hash(token)
+    host.join_token_expires_at = timezone.now() + timedelta(hours=JOIN_TOKEN_HOURS)
+    with transaction.atomic():
+        host.save(update_fields=["join_token_sha256", "join_token_expires_at"])
+        access.record(actor=actor, action="host.renew_token", target=host.name, target_url=f"/hosts/{host.pk}/")
+    return token
+
+
+def join(*, token: str, public_key: str) -> Credentials:
+    """Let the host with this token in: store its public key, make its broker user, return its credentials."""
+    host = Host.objects.filter(join_token_sha256=_hash(token)).first() if token else None
+    if host is None:
+        raise Refused(
+            _("This join token is not known. It may have been used already: make a new one on the host's page.")
+        )
+    if host.join_token_expires_at is None or host.join_token_expires_at < timezone.now():
+        raise Refused(_("This join token has expired. Make a new one on the host's page."))
+    password = secrets.token_urlsafe(32)
+    with transaction.atomic():
+        host.public_key = public_key
+        host.redis_password_sha256 = broker_users.digest(password)
+        host.join_token_sha256, host.join_token_expires_at = "", None
+        host.save(update_fields=["public_key", "redis_password_sha256", "join_token_sha256", "join_token_expires_at"])
+        access.record(actor=None, action="host.join", target=host.name, target_url=f"/hosts/{host.pk}/")
+        live.changed("host", host.pk)
+        try:
+            broker_users.ensure(host)
+        except RedisError as error:
+            raise Refused(
+                _("The broker does not answer, so the host can't join now: %(error)s") % {"error": error}
+            ) from None
+    desired.publish(host.pk)
+    return Credentials(
+        host=host.name,
+        redis_url=_with_user(env.redis_url(), broker_users.user_name(host), password),
+        console_url=env.public_url(),
+        port_first=host.port_first,
+        port_last=host.port_last,
+    )
+
+
+def remove_host(host: Host, *, actor: User, reason: str) -> None:
+    """Forget a host: its broker user is gone at once. Refused while instances are ordered there."""
+    running = host.instances.filter(ordered=True).count()  # type: ignore[attr-defined]
+    if running:
+        raise Refused(
+            _("%(count)d instances run on %(host)s. Stop their deployments first.")
+            % {"count": running, "host": host.name}
+        )
+    if host.steps.exists():  # type: ignore[attr-defined]
+        _retire(host, actor=actor, reason=reason)
+        return
+    with transaction.atomic():
+        access.record(actor=actor, action="host.remove", target=host.name, reason=reason)
+        _forget_in_broker(host)
+        host.delete()
+        live.changed("host")
+
+
+def _retire(host: Host, *, actor: User, reason: str) -> None:
+    # The ledger still names this host, so the row stays; without a password and a key it can't come back unasked.
+    with transaction.atomic():
+        access.record(actor=actor, action="host.remove", target=host.name, reason=reason)
+        _forget_in_broker(host)
+        Host.objects.filter(pk=host.pk).update(redis_password_sha256="", public_key="", last_seen_at=None)
+        live.changed("host", host.pk)
+
+
+def _forget_in_broker(host: Host) -> None:
+    try:
+        broker_users.remove(host)
+        connection = broker.connection()
+        for key in connection.scan_iter(match=f"{key_prefix(host.name)}*", count=500):
+            connection.delete(key)
+    except RedisError as error:
+        raise Refused(
+            _("The broker does not answer, so the host can't be removed now: %(error)s") % {"error": error}
+        ) from None
+
+
+def heard(host: Host, heartbeat: Heartbeat) -> None:
+    """Note a sign of life. The host's clock is compared with ours and shown, and decides nothing."""
+    now = timezone.now()
+    was_online = host.is_online
+    host.last_seen_at = now
+    if not was_online:
+        host.online_since = now
+    host.clock_skew_seconds = round(heartbeat.at - now.timestamp(), 3)
+    host.agent_version = heartbeat.agent_version
+    host.contract = heartbeat.contract
+    host.agent_boot = heartbeat.agent_boot
+    host.vitals = heartbeat.vitals
+    host.running_steps = heartbeat.running_steps
+    if heartbeat.generation:
+        host.reflected_epoch, host.reflected_generation = heartbeat.generation.epoch, heartbeat.generation.number
+    host.save(
+        update_fields=[
+            "last_seen_at",
+            "online_since",
+            "clock_skew_seconds",
+            "agent_version",
+            "contract",
+            "agent_boot",
+            "vitals",
+            "running_steps",
+            "reflected_epoch",
+            "reflected_generation",
+        ]
+    )
+    if not was_online:
+        live.changed("host", host.pk)
+
+
+def take_inventory(host: Host, inventory: HostInventory) -> None:
+    """Store what a host has. Devices that are gone are deleted; engines that are gone stay, marked absent."""
+    host.facts = inventory.facts
+    host.agent_version, host.contract = inventory.agent_version, inventory.contract
+    host.save(update_fields=["facts", "agent_version", "contract"])
+    seen = [device.uuid for device in inventory.devices]
+    host.devices.exclude(uuid__in=seen).delete()
+    for device in inventory.devices:
+        Device.objects.update_or_create(host=host, uuid=device.uuid, defaults=device.model_dump(exclude={"uuid"}))
+    keys = [engine.key for engine in inventory.engines]
+    host.engines.exclude(key__in=keys).update(present=False)
+    for engine in inventory.engines:
+        Engine.objects.update_or_create(
+            host=host,
+            key=engine.key,
+            defaults={**engine.model_dump(exclude={"key"}), "present": True, "seen_at": timezone.now()},
+        )
+    live.changed("host", host.pk)
+    live.changed("engine")
+
+
+def keep_unread(host: Host, *, content: str, problem: str) -> None:
+    """Store a report that this console can't read, instead of dropping it."""
+    UnreadReport.objects.create(host=host, content=content[:100_000], problem=problem[:2000])
+
+
+def refuse_forged(host: Host, *, what: str, details: dict[str, Any]) -> None:
+    """Audit a report about something that isn't this host's."""
+    access.record(actor=None, action="report.refused", target=f"{host.name}: {what}", **details)
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _with_user(url: str, user: str, password: str) -> str:
+    parts = urlsplit(url)
+    place = f"{parts.hostname}:{parts.port or 6379}"
+    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password)}@{place}"))

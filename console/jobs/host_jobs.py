@@ -1,0 +1,170 @@
+"""Jobs about a host's files and engines: verify a copy, add a directory, install an engine, make the demo model."""
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from console.access import services as access
+from console.access.models import User
+from console.catalog.models import Copy, Model, Revision
+from console.common import live
+from console.common.errors import Refused
+from console.common.states import move
+from console.fleet.models import Engine, Host
+from console.jobs import services
+from console.jobs.kinds import JobHandler, register
+from console.jobs.models import Job, Step
+from console.jobs.services import PlannedStep
+from workers.contracts import StepKind
+from workers.step_payloads import InstallEnginePayload, MakeDemoModelPayload, VerifyPayload
+
+VERIFY_SECONDS = 6 * 3600
+INSTALL_SECONDS = 2 * 3600
+DEMO_MODEL_SECONDS = 1800
+
+
+def verify_step(copy: Copy) -> PlannedStep:
+    """The step that checks a copy's files."""
+    payload = VerifyPayload(model_path=copy.path).model_dump(mode="json")
+    return PlannedStep(StepKind.VERIFY, payload, VERIFY_SECONDS)
+
+
+def verify_copy(copy: Copy, *, actor: User | None) -> Job:
+    """Check a copy's files again."""
+    return services.create(
+        kind="verify",
+        title=_("Verify %(model)s on %(host)s") % {"model": copy.revision.model, "host": copy.host},
+        host=copy.host,
+        steps=[verify_step(copy)],
+        actor=actor,
+        subject=("copy", copy.pk),
+    )
+
+
+def add_directory(
+    *, name: str, host: Host, path: str, actor: User | None, license: str = "", notes: str = ""
+) -> tuple[Copy, Job]:
+    """Register a model directory that lies on a host, and verify it."""
+    pure = PurePosixPath(path)
+    if not pure.is_absolute() or ".." in pure.parts:
+        raise Refused(_("Give the directory's absolute path on the host, without “..”."), field="path")
+    with transaction.atomic():
+        if known := Copy.objects.filter(host=host, path=str(pure)).first():
+            raise Refused(
+                _("This directory is already known as %(model)s.") % {"model": known.revision.model}, field="path"
+            )
+        try:
+            with transaction.atomic():
+                model = Model.objects.create(name=name, team_id=host.team_id, license=license, notes=notes)
+        except IntegrityError:
+            raise Refused(_("There is a model with this name already."), field="name") from None
+        revision = Revision.objects.create(model=model, commit="local")
+        copy = Copy.objects.create(revision=revision, host=host, path=str(pure))
+        access.record(
+            actor=actor, action="model.add", target=name, target_url=f"/models/{model.pk}/", host=host.name, path=path
+        )
+        live.changed("model", model.pk)
+        job = verify_copy(copy, actor=actor)
+    return copy, job
+
+
+def install_engine(
+    host: Host, *, distribution: str, version: str, actor: User | None, idempotency_key: str | None = None
+) -> Job:
+    """Install a vLLM version into an environment of its own on a host."""
+    from django.conf import settings
+
+    payload = InstallEnginePayload.model_validate(
+        {"distribution": distribution, "version": version, "torch_index_url": settings.ENV.slipway_torch_index_url}
+    )
+    with transaction.atomic():
+        access.record(
+            actor=actor, action="engine.install", target=f"{distribution} {version}", target_url=f"/hosts/{host.pk}/"
+        )
+        return services.create(
+            kind="install_engine",
+            title=_("Install %(engine)s on %(host)s") % {"engine": f"{distribution} {version}", "host": host},
+            host=host,
+            steps=[PlannedStep(StepKind.INSTALL_ENGINE, payload.model_dump(mode="json"), INSTALL_SECONDS)],
+            actor=actor,
+            subject=("host", host.pk),
+            idempotency_key=idempotency_key,
+        )
+
+
+def make_demo_model(host: Host, *, engine: Engine, actor: User | None) -> Job:
+    """Make the small real chat model of the demo on a host."""
+    payload = MakeDemoModelPayload(engine=engine.key)
+    return services.create(
+        kind="make_demo_model",
+        title=_("Make the demo model on %(host)s") % {"host": host},
+        host=host,
+        steps=[PlannedStep(StepKind.MAKE_DEMO_MODEL, payload.model_dump(mode="json"), DEMO_MODEL_SECONDS)],
+        actor=actor,
+        subject=("host", host.pk),
+    )
+
+
+def store_verification(copy: Copy, result: dict[str, Any]) -> None:
+    """Take over what a verify step found in a copy whose files are sound."""
+    copy.size_bytes = result.get("size_bytes", 0)
+    copy.verified_at = timezone.now()
+    copy.verification = result
+    copy.save(update_fields=["size_bytes", "verified_at", "verification"])
+    move(copy, to="verified", reason=_("files are complete"))
+    details = result.get("details") or {}
+    revision = copy.revision
+    revision.size_bytes = copy.size_bytes
+    revision.facts = {**revision.facts, **details}
+    revision.architecture = str(details.get("architecture") or revision.architecture)
+    revision.save(update_fields=["size_bytes", "facts", "architecture"])
+    live.changed("model", revision.model_id)
+
+
+def store_damage(copy: Copy, failure: dict[str, Any]) -> None:
+    """Note that a copy failed its verification."""
+    copy.verification = {"failure": failure}
+    copy.save(update_fields=["verification"])
+    move(copy, to="damaged", reason=failure.get("message", ""))
+    live.changed("model", copy.revision.model_id)
+
+
+class VerifyHandler(JobHandler):
+    """Keeps the copy's verification."""
+
+    def step_succeeded(self, step: Step) -> None:
+        """Store the result with the copy."""
+        store_verification(self._copy(step.job), step.result)
+
+    def job_failed(self, job: Job, step: Step) -> None:
+        """Store what is wrong with the copy."""
+        store_damage(self._copy(job), step.failure or {})
+
+    def _copy(self, job: Job) -> Copy:
+        return Copy.objects.select_related("revision").get(pk=job.subject_id)
+
+
+class MakeDemoModelHandler(JobHandler):
+    """Registers the model that was made."""
+
+    def step_succeeded(self, step: Step) -> None:
+        """Add the model to the catalogue, once."""
+        path = step.result["model_path"]
+        if Copy.objects.filter(host=step.host, path=path).exists():
+            return
+        name = PurePosixPath(path).name
+        model, _created = Model.objects.get_or_create(
+            team_id=step.host.team_id, name=name, defaults={"license": step.result.get("license", "")}
+        )
+        revision, _created = Revision.objects.get_or_create(model=model, commit="local")
+        Copy.objects.create(revision=revision, host=step.host, path=path, size_bytes=step.result.get("size_bytes", 0))
+        live.changed("model", model.pk)
+
+
+def register_handlers() -> None:
+    """Called once, when the app is ready."""
+    register("verify", VerifyHandler())
+    register("make_demo_model", MakeDemoModelHandler())
