@@ -3,5 +3,10 @@
 from django.urls import URLPattern, URLResolver, include, path
 
 urlpatterns: list[URLPattern | URLResolver] = [
-    path("account/", include("allauth.account.urls")),
+    path("", include("console.telemetry.urls")),
+    path("", include("console.deployments.urls")),
+    path("", include("console.jobs.urls")),
+    path("", include("console.catalog.urls")),
+    path("", include("console.fleet.urls")),
+    path("", include("console.access.urls")),
 ]
