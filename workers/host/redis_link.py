@@ -1,0 +1,62 @@
+"""How the agent's lanes reach Redis: every call has a timeout, and every lane reconnects for ever, by itself.
+
+Each lane has a connection of its own, so that megabytes of log never delay a report.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+logger = logging.getLogger(__name__)
+
+Client = redis.asyncio.Redis
+
+_TIMEOUT_SECONDS = 5.0
+_LONGEST_PAUSE_SECONDS = 5.0
+
+
+def connect(redis_url: str) -> Client:
+    """Return a client that fails quickly instead of retrying by itself: the lane decides what to do."""
+    return redis.asyncio.from_url(
+        redis_url,
+        socket_timeout=_TIMEOUT_SECONDS,
+        socket_connect_timeout=_TIMEOUT_SECONDS,
+        health_check_interval=10,
+        retry=Retry(NoBackoff(), 0),
+        single_connection_client=False,
+        max_connections=4,
+    )
+
+
+async def keep_connected(name: str, redis_url: str, session: Callable[[Client], Awaitable[None]]) -> None:
+    """Run `session` with a fresh client, again and again; it ends by raising when the broker is gone."""
+    pause = 0.1
+    silent = False
+    loop = asyncio.get_running_loop()
+    while True:
+        client = connect(redis_url)
+        began = loop.time()
+        try:
+            await session(client)
+        except (RedisError, OSError, TimeoutError) as error:
+            if loop.time() - began > _LONGEST_PAUSE_SECONDS:
+                pause, silent = 0.1, False
+            if not silent:
+                logger.warning("%s: the broker can't be reached, trying on: %s", name, error)
+                silent = True
+        finally:
+            await _close(client)
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+
+async def _close(client: Client) -> None:
+    try:
+        await asyncio.wait_for(client.aclose(), timeout=1)
+    except (RedisError, OSError, TimeoutError):
+        return
