@@ -1,6 +1,7 @@
 """The console's connection to Redis."""
 
 from functools import cache
+from typing import Any
 
 import redis
 from django.conf import settings
@@ -12,3 +13,8 @@ def connection() -> "redis.Redis":
     return redis.Redis.from_url(
         settings.REDIS_URL, socket_timeout=5, socket_connect_timeout=3, health_check_interval=10, decode_responses=True
     )
+
+
+def command(*words: str) -> Any:
+    """Send a command that redis-py has no typed method for (ACL)."""
+    return connection().execute_command(*words)  # type: ignore[no-untyped-call]

@@ -121,12 +121,9 @@ def move(thing: Stateful, *, to: str, reason: str = "", actor: Any = None) -> bo
     if not thing.STATES.allows(current, to):
         raise IllegalMove(f"{thing._meta.label} {thing.pk}: {current} -> {to}")
     now = timezone.now()
+    rows: models.QuerySet[Any] = type(thing)._default_manager.all()
     with transaction.atomic():
-        changed = (
-            type(thing)
-            ._default_manager.filter(pk=thing.pk, state=current)
-            .update(state=to, state_since=now, state_reason=reason)
-        )
+        changed = rows.filter(pk=thing.pk, state=current).update(state=to, state_since=now, state_reason=reason)
         if not changed:
             thing.refresh_from_db()
             raise LostRace(f"{thing} is {thing.look.word} by now. Look at it again before you go on.")

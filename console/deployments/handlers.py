@@ -72,7 +72,7 @@ class BringUpHandler(JobHandler):
 
     def job_succeeded(self, job: Job) -> None:
         """The deployment serves."""
-        services.settle(job.subject_id or 0)
+        services.settle(job.about)
 
     def job_failed(self, job: Job, step: Step) -> None:
         """Free the device: a process whose start failed is stopped, not left half alive."""
@@ -83,7 +83,7 @@ class BringUpHandler(JobHandler):
         if step.kind == StepKind.VERIFY and str(failure.get("code", "")).split(".")[0] not in ("step", "host"):
             store_damage(instance.spec.copy, failure)
         _give_up(instance, reason=failure.get("message", ""))
-        deployment = Deployment.objects.get(pk=job.subject_id)
+        deployment = Deployment.objects.get(pk=job.about)
         if deployment.state == "deploying":
             move(deployment, to="failed", reason=failure.get("message", ""))
             live.changed("deployment", deployment.pk)
@@ -91,7 +91,7 @@ class BringUpHandler(JobHandler):
     def job_cancelled(self, job: Job) -> None:
         """Stop what was being started."""
         _give_up(instance_of(job), reason=_("cancelled"))
-        deployment = Deployment.objects.get(pk=job.subject_id)
+        deployment = Deployment.objects.get(pk=job.about)
         if deployment.state == "deploying":
             move(deployment, to="stopping", reason=job.state_reason or _("cancelled"))
         services.settle(deployment.pk)
@@ -105,7 +105,7 @@ class BringUpHandler(JobHandler):
     def before_retry(self, job: Job, step: Step) -> None:  # noqa: ARG002
         """A new start of the same instance."""
         instance = instance_of(job)
-        deployment = Deployment.objects.get(pk=job.subject_id)
+        deployment = Deployment.objects.get(pk=job.about)
         instance.start += 1
         instance.bring_up, instance.failure, instance.restarts = "job", None, 0
         instance.save(update_fields=["start", "bring_up", "failure", "restarts"])
@@ -124,18 +124,18 @@ class StopHandler(JobHandler):
 
     def job_succeeded(self, job: Job) -> None:
         """Nothing of the deployment runs any more."""
-        services.settle(job.subject_id or 0)
+        services.settle(job.about)
 
     def job_failed(self, job: Job, step: Step) -> None:
         """Say why it could not be stopped; a retry tries again."""
-        deployment = Deployment.objects.get(pk=job.subject_id)
+        deployment = Deployment.objects.get(pk=job.about)
         if deployment.state == "stopping":
             move(deployment, to="failed", reason=(step.failure or {}).get("message", ""))
             live.changed("deployment", deployment.pk)
 
     def before_retry(self, job: Job, step: Step) -> None:  # noqa: ARG002
         """Stopping again."""
-        deployment = Deployment.objects.get(pk=job.subject_id)
+        deployment = Deployment.objects.get(pk=job.about)
         if deployment.STATES.allows(deployment.state, "stopping"):
             move(deployment, to="stopping", reason=_("retried"))
 

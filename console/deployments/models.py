@@ -28,7 +28,7 @@ DEPLOYMENT_STATES = StateTable(
 )
 INSTANCE_STATES = StateTable(
     {
-        "starting": "loading validating unhealthy restarting draining stopping stopped crashed",
+        "starting": "loading validating warming ready unhealthy restarting draining stopping stopped crashed",
         "loading": "validating warming ready starting unhealthy restarting draining stopping stopped crashed",
         "validating": "warming ready starting loading unhealthy restarting draining stopping stopped crashed",
         "warming": "ready starting loading validating unhealthy restarting draining stopping stopped crashed",

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError, ResponseError
 
-from console.common import broker
+from console.common.broker import command
 from console.fleet.models import Host
 from workers.contracts import key_prefix
 
@@ -66,28 +66,26 @@ def ensure(host: Host) -> None:
     prefix = key_prefix(host.name)
     arguments = ["reset", "on", f"#{host.redis_password_sha256}", f"~{prefix}*", f"&{prefix}*"]
     arguments += [f"&{prefix}/0.celery.pidbox", f"&{prefix}/0.celeryev/worker.*", *_RULES]
-    connection = broker.connection()
-    connection.execute_command("ACL", "SETUSER", user_name(host), *arguments)
+    command("ACL", "SETUSER", user_name(host), *arguments)
     with suppress(ResponseError):
         # From Redis 7.2 on, clients announce their library; older ones don't know the subcommand.
-        connection.execute_command("ACL", "SETUSER", user_name(host), "+client|setinfo")
+        command("ACL", "SETUSER", user_name(host), "+client|setinfo")
     _save()
 
 
 def remove(host: Host) -> None:
     """Delete the host's Redis user; its connections are closed at once."""
-    connection = broker.connection()
-    connection.execute_command("ACL", "DELUSER", user_name(host))
+    command("ACL", "DELUSER", user_name(host))
     _save()
 
 
 def missing(hosts: list[Host]) -> list[Host]:
     """Hosts that have joined but whose user the broker doesn't know (it lost its memory)."""
-    known = set(broker.connection().execute_command("ACL", "USERS"))
+    known = set(command("ACL", "USERS"))
     return [host for host in hosts if host.redis_password_sha256 and user_name(host) not in known]
 
 
 def _save() -> None:
     # Without an ACL file the users live in memory only; the reconcile beat makes them again after a restart.
     with suppress(RedisError):
-        broker.connection().execute_command("ACL", "SAVE")
+        command("ACL", "SAVE")

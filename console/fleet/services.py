@@ -105,13 +105,13 @@ def join(*, token: str, public_key: str) -> Credentials:
 
 def remove_host(host: Host, *, actor: User, reason: str) -> None:
     """Forget a host: its broker user is gone at once. Refused while instances are ordered there."""
-    running = host.instances.filter(ordered=True).count()  # type: ignore[attr-defined]
+    running = host.instances.filter(ordered=True).count()
     if running:
         raise Refused(
             _("%(count)d instances run on %(host)s. Stop their deployments first.")
             % {"count": running, "host": host.name}
         )
-    if host.steps.exists():  # type: ignore[attr-defined]
+    if host.steps.exists():
         _retire(host, actor=actor, reason=reason)
         return
     with transaction.atomic():

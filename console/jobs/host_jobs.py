@@ -144,7 +144,7 @@ class VerifyHandler(JobHandler):
         store_damage(self._copy(job), step.failure or {})
 
     def _copy(self, job: Job) -> Copy:
-        return Copy.objects.select_related("revision").get(pk=job.subject_id)
+        return Copy.objects.select_related("revision").get(pk=job.about)
 
 
 class MakeDemoModelHandler(JobHandler):
@@ -157,7 +157,7 @@ class MakeDemoModelHandler(JobHandler):
             return
         name = PurePosixPath(path).name
         model, _created = Model.objects.get_or_create(
-            team_id=step.host.team_id, name=name, defaults={"license": step.result.get("license", "")}
+            team=step.host.team, name=name, defaults={"license": step.result.get("license", "")}
         )
         revision, _created = Revision.objects.get_or_create(model=model, commit="local")
         Copy.objects.create(revision=revision, host=step.host, path=path, size_bytes=step.result.get("size_bytes", 0))

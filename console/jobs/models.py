@@ -82,6 +82,13 @@ class Job(Owned, Stateful):
         return self.title
 
     @property
+    def about(self) -> int:
+        """Primary key of the job's subject, for kinds of jobs that always have one."""
+        if self.subject_id is None:
+            raise ValueError(f"job {self.pk} ({self.kind}) has no subject")
+        return self.subject_id
+
+    @property
     def is_live(self) -> bool:
         """True while it may still change by itself."""
         return self.state in LIVE_STATES

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, cast
 from uuid import UUID
 
 import structlog
@@ -100,7 +101,8 @@ class Ingest:
             time.sleep(0.2)
             return
         streams = {name: "0" for host in self._hosts for name in _streams(host)}
-        for stream, entries in redis.xread(streams, count=BATCH, block=BLOCK_MILLISECONDS) or []:
+        answer: Any = redis.xread(cast(Any, streams), count=BATCH, block=BLOCK_MILLISECONDS)
+        for stream, entries in answer or []:
             self._take(redis, stream, entries)
 
     def _beat(self, redis: "Redis") -> None:
@@ -151,7 +153,7 @@ def take_reports(redis: "Redis", host: Host, contents: Iterable[str]) -> None:
             acknowledge[str(report.outbox)] = cursor.number
     if acknowledge:
         pipe = redis.pipeline()
-        pipe.hset(acknowledged_key(host.name), mapping=acknowledge)
+        pipe.hset(acknowledged_key(host.name), mapping=cast(Any, acknowledge))
         pipe.publish(doorbell_channel(host.name), "acknowledged")
         pipe.execute()
 
@@ -161,7 +163,8 @@ def _read_report(host: Host, content: str, cursors: dict[UUID, ReportCursor]) ->
         return Report.model_validate_json(content)
     except ValidationError as error:
         fleet.keep_unread(host, content=content, problem=str(error))
-        return _skip_unread(host, content, cursors)
+        _skip_unread(host, content, cursors)
+        return None
 
 
 def _skip_unread(host: Host, content: str, cursors: dict[UUID, ReportCursor]) -> None:
@@ -270,7 +273,7 @@ def take_logs(redis: "Redis", host: Host, contents: Iterable[str]) -> None:
             cursors[f"{chunk.instance}:{chunk.attempt}"] = attempt.log_host_offset
     if cursors:
         pipe = redis.pipeline()
-        pipe.hset(log_cursor_key(host.name), mapping=cursors)
+        pipe.hset(log_cursor_key(host.name), mapping=cast(Any, cursors))
         pipe.publish(doorbell_channel(host.name), "logs")
         pipe.execute()
 
