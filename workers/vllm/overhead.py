@@ -1,0 +1,122 @@
+"""What an engine uses besides weights and KV cache, on each device.
+
+It can't be computed from a configuration: it depends on kernels, drivers and what the profiling run happens to allocate.
+So the plan starts with a guess, made of parts that can be named, and the truth of every launch replaces it: the residual
+(utilisation x total - weights - logged KV cache) per model, device, batched tokens and engine version.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workers.vllm.devices import OverheadClass
+from workers.vllm.memory_rules import MemoryRules
+from workers.vllm.model_shape import ModelShape
+
+GIB = 2**30
+
+# Memory that a process takes on a device before it has done anything: context, kernel images, library workspaces.
+# First guesses, rounded up from public launch logs: [context, communication per rank with TP or PP, CUDA graphs].
+_GUESS_GIB: dict[OverheadClass, tuple[float, float, float]] = {
+    "datacenter": (0.6, 1.1, 1.0),
+    "workstation": (0.5, 0.6, 0.7),
+    "cpu": (2.0, 0.3, 0.0),
+}
+_SAFETY = 1.15
+
+
+@dataclass(frozen=True)
+class OverheadPart:
+    """One named part of the overhead, in bytes."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class LearnedResidual:
+    """What launches of this model on this device, with these batched tokens and this engine, really used.
+
+    Attributes:
+        nbytes: the median over those launches, per device.
+        spread_bytes: half the distance between the smallest and the largest.
+        launches: how many there were.
+    """
+
+    nbytes: int
+    spread_bytes: int
+    launches: int
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Bytes per device besides weights and KV cache.
+
+    Attributes:
+        nbytes: the number to plan with.
+        spread_bytes: how far off it may be.
+        source: "first guess" or "learned".
+        parts: what a guess is made of; empty for a learned one.
+    """
+
+    nbytes: int
+    spread_bytes: int
+    source: str
+    parts: tuple[OverheadPart, ...] = ()
+
+
+def learn(residuals: Sequence[int]) -> LearnedResidual:
+    """What the residuals of past launches amount to. ValueError for none."""
+    if not residuals:
+        message = "nothing was launched yet, so there is nothing to learn from"
+        raise ValueError(message)
+    spread = (max(residuals) - min(residuals)) // 2
+    return LearnedResidual(int(statistics.median(residuals)), spread, len(residuals))
+
+
+def residual(*, budget_bytes: int, weights_bytes: int, kv_bytes: int) -> int:
+    """What a launch used besides weights and KV cache: its budget (utilisation x total) minus both, per device."""
+    return budget_bytes - weights_bytes - kv_bytes
+
+
+def estimate_overhead(
+    model: ModelShape,
+    rules: MemoryRules,
+    *,
+    overhead_class: OverheadClass,
+    batched_tokens: int,
+    sequences: int,
+    tensor_parallel: int,
+    pipeline_parallel: int,
+    eager: bool,
+    learned: LearnedResidual | None,
+) -> Overhead:
+    """The overhead on one device: the learned one if there is one, else the first guess of its class."""
+    if learned is not None:
+        return Overhead(learned.nbytes, learned.spread_bytes, "learned")
+    context, link, graphs = _GUESS_GIB[overhead_class]
+    parts = [OverheadPart("context and kernels", round(context * GIB))]
+    if tensor_parallel * pipeline_parallel > 1:
+        parts.append(OverheadPart("communication", round(link * GIB)))
+    if overhead_class != "cpu":
+        activations = _activation_bytes(model, batched_tokens, sequences, tensor_parallel)
+        parts.append(OverheadPart("activations", activations))
+        if graphs and rules.counts_cuda_graphs and not eager:
+            parts.append(OverheadPart("CUDA graphs", round(graphs * GIB)))
+    if model.mla_copy_elements:
+        ranks = tensor_parallel * pipeline_parallel
+        parts.append(OverheadPart("second copy of the latent projections", math.ceil(
+            model.mla_copy_elements * model.dtype_bytes / ranks)))  # fmt: skip
+    total = sum(part.nbytes for part in parts)
+    return Overhead(total, total // 3, "first guess", tuple(parts))
+
+
+def _activation_bytes(model: ModelShape, batched_tokens: int, sequences: int, tensor_parallel: int) -> int:
+    """Peak of the profiling run: either the widest layer over all batched tokens, or the logits of all sequences."""
+    hidden = 4 * model.hidden_size
+    inner = 2 * model.intermediate_size // tensor_parallel
+    layers = batched_tokens * (hidden + inner) * model.dtype_bytes
+    # Logits are gathered on every rank and sampled in float32, with one working copy.
+    logits = min(sequences, batched_tokens) * model.vocab_size * 2 * 4
+    return round(max(layers, logits) * _SAFETY)
