@@ -42,6 +42,7 @@ INSTALLED_APPS = [
     "console.jobs",
     "console.deployments",
     "console.telemetry",
+    "console.operations",
 ]
 
 MIDDLEWARE = [

@@ -1,0 +1,88 @@
+"""This machine as a host: registering it, and keeping its configuration file true."""
+
+import hashlib
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from console import env
+from console.common import broker
+from console.fleet import broker_users
+from console.fleet import services as fleet
+from console.fleet.models import Host
+from workers.host_config import HostConfig, HostConfigError
+from workers.sealing import SealingError, generate_key_pair, public_key_of
+
+NAME = "local"
+
+
+def config_path() -> Path:
+    """Where the local host's configuration lies."""
+    return env.environment().slipway_home / "hosts" / NAME / "host.json"
+
+
+def register() -> Path:
+    """Make sure that this machine is a host and that its configuration fits the console; returns the file's path.
+
+    Needs the broker. The key pair and the password stay as long as they are right; a port that changed is rewritten.
+    """
+    host = Host.objects.filter(name=NAME).first()
+    token = ""
+    if host is None:
+        host, token = fleet.add_host(name=NAME, actor=None)
+    known = _stored()
+    if known is None or not _is_accepted(known, host):
+        token = token or fleet.renew_join_token(host, actor=None)
+        private = known.private_key if known else generate_key_pair()[0]
+        credentials = fleet.join(token=token, public_key=public_key_of(private))
+        _write(private, credentials.redis_url, (credentials.port_first, credentials.port_last))
+        return config_path()
+    if host in broker_users.missing([host]):
+        broker_users.ensure(host)
+    _write(known.private_key, _at_broker(known.redis_url), (host.port_first, host.port_last))
+    return config_path()
+
+
+def _stored() -> HostConfig | None:
+    """The stored configuration, or None if there is none that can be used."""
+    try:
+        known = HostConfig.load(config_path())
+        public_key_of(known.private_key)
+    except (HostConfigError, SealingError):
+        return None
+    return known
+
+
+def _is_accepted(known: HostConfig, host: Host) -> bool:
+    password = urlsplit(known.redis_url).password or ""
+    return (
+        host.public_key == public_key_of(known.private_key)
+        and host.redis_password_sha256 == hashlib.sha256(password.encode()).hexdigest()
+    )
+
+
+def _at_broker(redis_url: str) -> str:
+    """`redis_url` with its user and password, at the address where the broker is now."""
+    credentials = urlsplit(redis_url).netloc.rpartition("@")[0]
+    now = urlsplit(env.redis_url())
+    return urlunsplit(now._replace(netloc=f"{credentials}@{now.hostname}:{now.port or 6379}"))
+
+
+def _write(private_key: str, redis_url: str, ports: tuple[int, int]) -> None:
+    home = env.environment().slipway_home
+    config = HostConfig(
+        name=NAME,
+        redis_url=redis_url,
+        console_url=env.public_url(),
+        private_key=private_key,
+        state_dir=home / "hosts" / NAME / "state",
+        engines_dir=home / "engines",
+        models_dir=home / "models",
+        port_range=ports,
+    )
+    if config != _stored():
+        config.save(config_path())
+
+
+def forget_connections() -> None:
+    """Drop pooled connections to the broker after its address has changed."""
+    broker.connection.cache_clear()

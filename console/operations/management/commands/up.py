@@ -1,0 +1,28 @@
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from console.operations.embedded_broker import NoBroker
+from console.operations.supervisor import StartFailed
+from console.operations.up import AlreadyRunning, Console
+
+
+class Command(BaseCommand):
+    help = "Start and watch all processes of the console on this machine."
+    requires_system_checks = []
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--no-host", action="store_true", help="Don't make this machine a host.")
+
+    def handle(self, *_args: Any, no_host: bool, **_options: Any) -> None:
+        try:
+            console = Console(with_host=not no_host)
+        except AlreadyRunning as error:
+            raise CommandError(f"The console is {error}.") from None
+        try:
+            console.start()
+            console.run()
+        except (StartFailed, NoBroker, OSError) as error:
+            raise CommandError(str(error)) from None
+        finally:
+            console.stop()

@@ -1,0 +1,256 @@
+"""Everything that `manage.py up` does: prepare, start the processes of the console, watch them, stop them."""
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management import call_command
+from django.db import connections
+
+from console import env
+from console.operations import embedded_broker, local_host, ports
+from console.operations.supervisor import Program, Supervisor
+
+BROKER_PORT = 6390
+MARK = "SLIPWAY_CONSOLE_PROCESS"
+"""Set, to SLIPWAY_HOME, in the environment of every process that `up` starts: they can be found again by it."""
+_UNHEALTHY_AFTER = 6
+_HEALTH_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Running:
+    """A console that runs already, in another terminal or for another clone with the same SLIPWAY_HOME."""
+
+    pid: int
+    url: str
+
+
+class AlreadyRunning(Exception):
+    """Another `up` holds this SLIPWAY_HOME."""
+
+    def __init__(self, running: Running) -> None:
+        super().__init__(f"already running at {running.url} (pid {running.pid})")
+        self.running = running
+
+
+def lock_path() -> Path:
+    """File that `up` locks while it runs."""
+    return env.environment().console_dir / "up.lock"
+
+
+def running() -> Running | None:
+    """The console that runs for this SLIPWAY_HOME, or None."""
+    try:
+        with lock_path().open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = file.read().strip()
+                return Running(int(pid) if pid.isdigit() else 0, env.public_url())
+    except FileNotFoundError:
+        pass
+    return None
+
+
+class Console:
+    """One run of the whole console on this machine."""
+
+    def __init__(self, *, with_host: bool = True) -> None:
+        self.with_host = with_host
+        self.supervisor = Supervisor(directory=settings.BASE_DIR)
+        self._lock = self._take_lock()
+
+    def _take_lock(self) -> int:
+        env.environment().console_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(lock_path(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise AlreadyRunning(running() or Running(0, env.public_url())) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        return descriptor
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Bring everything up, in order. Raises StartFailed, NoBroker or OSError; call `stop` then. Main thread only."""
+        self.supervisor.listen_to_signals()
+        end_leftovers(self.supervisor.say)
+        self._choose_ports()
+        self._migrate()
+        environment = child_environment()
+        if not env.environment().redis_url:
+            self.supervisor.start(embedded_broker.program(env.runtime()["broker_port"], environment))
+        elif not embedded_broker.answers(env.redis_url()):
+            raise OSError("The broker at REDIS_URL does not answer PING. Check its address, user and password.")
+        programs = [self._web(environment), *self._workers(environment)]
+        if self.with_host:
+            programs.append(self._agent(environment))
+        if not self.supervisor.stopping:
+            self.supervisor.start(*programs)
+        if not self.supervisor.stopping:
+            threading.Thread(target=self._watch_web, name="web health", daemon=True).start()
+            self.supervisor.say(f"the console is up: {env.public_url()}")
+
+    def _choose_ports(self) -> None:
+        known, settled = env.runtime(), env.environment()
+        values: dict[str, Any] = {"supervisor_pid": os.getpid(), "web_port_wanted": settled.slipway_port}
+        wanted = [settled.slipway_port]
+        if known.get("web_port_wanted") == settled.slipway_port and "web_port" in known:
+            wanted.insert(0, int(known["web_port"]))
+        values["web_port"] = self._choose("the console", settled.slipway_bind, wanted)
+        address = "127.0.0.1" if settled.slipway_bind in ("0.0.0.0", "::") else settled.slipway_bind  # noqa: S104 - compared, not bound
+        shown = f"[{address}]" if ":" in address else address
+        values["console_url"] = f"http://{shown}:{values['web_port']}"
+        if not settled.redis_url:
+            wanted = [int(known.get("broker_port", BROKER_PORT)), BROKER_PORT]
+            values["broker_port"] = self._choose("the broker", "127.0.0.1", wanted)
+        path = env.runtime_file()
+        draft = path.with_suffix(".new")
+        draft.write_text(json.dumps(values))
+        draft.replace(path)
+        # This process read its settings before the ports were known.
+        settings.REDIS_URL = env.redis_url()
+        layers: dict[str, Any] = settings.CHANNEL_LAYERS
+        layers["default"]["CONFIG"]["hosts"] = [env.redis_url()]
+        local_host.forget_connections()
+
+    def _choose(self, what: str, address: str, candidates: list[int]) -> int:
+        port = ports.choose(address, candidates)
+        if port != candidates[0]:
+            self.supervisor.say(
+                f"port {candidates[0]} is held by {ports.holder(candidates[0])}; {what} takes port {port}"
+            )
+        return port
+
+    def _migrate(self) -> None:
+        settings.STATIC_ROOT.mkdir(exist_ok=True)
+        began = time.monotonic()
+        call_command("migrate", interactive=False, verbosity=0)
+        connections.close_all()
+        seconds = time.monotonic() - began
+        if seconds > 2:
+            self.supervisor.say(f"the database is up to date after {seconds:.1f} s")
+
+    def _web(self, environment: dict[str, str]) -> Program:
+        port = env.runtime()["web_port"]
+        argv = [sys.executable, "-m", "uvicorn", "console.asgi:application"]
+        argv += ["--host", env.environment().slipway_bind, "--port", str(port), "--ws", "websockets-sansio"]
+        argv += ["--no-proxy-headers", "--no-server-header", "--lifespan", "off", "--log-level", "warning"]
+        argv += ["--timeout-graceful-shutdown", "3"]
+        return Program("web", argv, environment, ready=lambda: answers(local_url()))
+
+    def _workers(self, environment: dict[str, str]) -> list[Program]:
+        manage = [sys.executable, str(settings.BASE_DIR / "manage.py")]
+        return [
+            Program("worker", [*manage, "worker"], environment),
+            Program("ingest", [*manage, "ingest"], environment),
+        ]
+
+    def _agent(self, environment: dict[str, str]) -> Program:
+        config = local_host.register()
+        connections.close_all()
+        argv = [sys.executable, "-m", "workers.cli", "host", "run", "--config", str(config)]
+        return Program("host", argv, environment)
+
+    def _watch_web(self) -> None:
+        """Have the web process killed, and so started again, when it has not answered for half a minute."""
+        silent = 0
+        while not self.supervisor.stopping:
+            time.sleep(_HEALTH_SECONDS)
+            silent = 0 if answers(local_url()) else silent + 1
+            if silent >= _UNHEALTHY_AFTER and not self.supervisor.stopping:
+                self.supervisor.say(f"web has not answered for {silent * _HEALTH_SECONDS:.0f} s and is started again")
+                self.supervisor.restart("web")
+                silent = 0
+
+    # -- stopping -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Watch until Ctrl-C or SIGTERM."""
+        self.supervisor.run()
+
+    def stop(self) -> None:
+        """Stop the console; engines go on serving."""
+        # A second Ctrl-C must not cut the stop short and leave a part of the console behind.
+        with suppress(ValueError):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.supervisor.say("stopping the console")
+        self.supervisor.stop()
+        engines = count_engines()
+        if engines:
+            noun = "engine goes" if engines == 1 else "engines go"
+            self.supervisor.say(f"stopped; {engines} {noun} on serving. `make demo-down` stops them, too.")
+        else:
+            self.supervisor.say("stopped; no engine runs")
+        os.close(self._lock)
+
+
+def child_environment() -> dict[str, str]:
+    """Environment of the console's processes."""
+    home = str(env.environment().slipway_home)
+    return {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "console.settings",
+        "PYTHONUNBUFFERED": "1",
+        "SLIPWAY_HOME": home,
+        MARK: home,
+    }
+
+
+def local_url() -> str:
+    """Address of the web process on this machine."""
+    return str(env.runtime()["console_url"])
+
+
+def answers(url: str) -> bool:
+    """True if a web server answers there without a server error; redirects and refusals are answers."""
+    try:
+        with urllib.request.urlopen(url + "/account/login/", timeout=_HEALTH_SECONDS):  # noqa: S310 - our own http URL
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code < 500
+    except (OSError, ValueError):
+        return False
+
+
+def console_processes() -> list[int]:
+    """Processes that an `up` for this SLIPWAY_HOME has started and that still live."""
+    mark = f"{MARK}={env.environment().slipway_home}".encode()
+    found = []
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit() and int(directory.name) != os.getpid():
+            with suppress(OSError):
+                if mark in (directory / "environ").read_bytes().split(b"\0"):
+                    found.append(int(directory.name))
+    return found
+
+
+def end_leftovers(say: Callable[[str], None]) -> None:
+    """Kill what an earlier `up` left behind, if anything: the kernel should have ended it together with that `up`."""
+    for pid in console_processes():
+        say(f"ending pid {pid}, left by an earlier run")
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def count_engines() -> int:
+    """Engines of the local host that run now."""
+    from console.operations import engines
+
+    return len(engines.running())
