@@ -1,6 +1,6 @@
 """How steps and launches say why they cannot go on."""
 
-from typing import Any
+from typing import Any, Self
 
 from workers.contracts import Failure
 
@@ -13,6 +13,11 @@ class StepFailedError(Exception):
     ) -> None:
         super().__init__(message)
         self.failure = Failure(code=code, message=message, next=next_step, evidence=evidence or [])
+
+    @classmethod
+    def of(cls, failure: Failure) -> Self:
+        """The exception that carries an existing failure."""
+        return cls(failure.code, failure.message, next_step=failure.next, evidence=failure.evidence)
 
 
 class StepCancelledError(Exception):

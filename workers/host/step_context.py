@@ -1,0 +1,159 @@
+"""What a step sees of the world: its order, the host's configuration, its deadline, and how to say how it goes."""
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeVar
+
+from workers.contracts import Body, Level, StepEvent, StepOrder, StepProgress
+from workers.host.failures import StepCancelledError, StepFailedError
+from workers.host.step_files import StepFiles
+from workers.host_config import HostConfig
+
+Unit = Literal["bytes", "seconds", "items", "tokens"]
+Result = TypeVar("Result")
+
+POLL_SECONDS = 0.1
+"""How often a waiting step looks whether it is cancelled or late."""
+
+_PROGRESS_EVERY_SECONDS = 1.0
+
+
+class Progress(Protocol):
+    """The part of a context that bring-up needs; the supervisor has one of its own for restarts."""
+
+    def check(self) -> None:
+        """Raise when the work must not go on."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, checking."""
+
+    def progress(self, done: float, total: float | None = None, *, unit: Unit = "items", waiting_for: str = "") -> None:
+        """Say how far it is."""
+
+    def event(self, text: str, level: Level = Level.INFO) -> None:
+        """Say what happened."""
+
+    def in_background(self, work: Callable[[], Result], *, waiting_for: str) -> Result:
+        """Run blocking `work` while going on checking."""
+
+
+@dataclass
+class _Pace:
+    """When progress was last sent, and how far it was then."""
+
+    at: float = 0.0
+    done: float = 0.0
+    waiting_for: str = ""
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """Handed to a step's `run`. `deadline` is on the monotonic clock."""
+
+    order: StepOrder
+    config: HostConfig
+    files: StepFiles
+    report: Callable[[Body], object]
+    began: float
+    deadline: float
+    _pace: _Pace = field(default_factory=_Pace)
+
+    @property
+    def fence(self) -> int:
+        """The newest dispatch of this step: reports carry it, so that a re-dispatched step's reports count."""
+        return max(self.order.fence, self.files.fence)
+
+    @property
+    def cancelled(self) -> bool:
+        """True once someone asked for this step to be abandoned."""
+        return self.files.cancelled_fence >= self.fence
+
+    @property
+    def seconds(self) -> float:
+        """Time since the step began here."""
+        return time.monotonic() - self.began
+
+    def check(self) -> None:
+        """Raise `StepCancelledError` or, past the deadline, `StepFailedError`. Call it at least every 0.2 s."""
+        if self.cancelled:
+            raise StepCancelledError
+        if time.monotonic() > self.deadline:
+            doing = f" It was waiting for: {self._pace.waiting_for}." if self._pace.waiting_for else ""
+            raise StepFailedError(
+                "step.deadline",
+                f"the step did not finish within its {self.order.deadline_seconds:.0f} s.{doing}",
+                next_step="Look at what it was waiting for; then retry, or give it a longer deadline.",
+            )
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, but end early by an exception when the step must not go on."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.check()
+            time.sleep(min(left, POLL_SECONDS))
+        self.check()
+
+    def progress(self, done: float, total: float | None = None, *, unit: Unit = "items", waiting_for: str = "") -> None:
+        """Say how far the step is; sent at most once a second, and at once when what it waits for changes."""
+        now = time.monotonic()
+        elapsed = now - self._pace.at
+        if elapsed < _PROGRESS_EVERY_SECONDS and waiting_for == self._pace.waiting_for:
+            return
+        rate = None
+        if self._pace.at and unit != "seconds" and elapsed >= _PROGRESS_EVERY_SECONDS:
+            rate = max(0.0, (done - self._pace.done) / elapsed)
+        self._pace.at, self._pace.done, self._pace.waiting_for = now, done, waiting_for
+        self.report(
+            StepProgress(
+                step=self.order.step,
+                fence=self.fence,
+                done=done,
+                total=total,
+                unit=unit,
+                rate=rate,
+                waiting_for=waiting_for,
+            )
+        )
+
+    def event(self, text: str, level: Level = Level.INFO) -> None:
+        """Add a line to the step's own log."""
+        self.report(StepEvent(step=self.order.step, fence=self.fence, level=level, text=text))
+
+    def in_background(self, work: Callable[[], Result], *, waiting_for: str) -> Result:
+        """Run blocking `work` in a thread and return what it returns; meanwhile progress, cancellation, deadline.
+
+        When the step must not go on, the thread is left behind: `work` needs a timeout of its own.
+        """
+        future: Future[Result] = Future()
+        threading.Thread(target=_run_into, args=(future, work), daemon=True).start()
+        while not future.done():
+            self.progress(self.seconds, unit="seconds", waiting_for=waiting_for)
+            self.check()
+            _wait_for(future)
+        return future.result()
+
+    def end_process(self, process: "subprocess.Popen[bytes]") -> None:
+        """End a helper process that this step started, and its group."""
+        process.terminate()
+        try:
+            process.wait(timeout=3)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _run_into(future: "Future[Result]", work: Callable[[], Result]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _wait_for(future: "Future[Result]") -> None:
+    done = threading.Event()
+    future.add_done_callback(lambda _future: done.set())
+    done.wait(POLL_SECONDS)

@@ -1,0 +1,1 @@
+"""The steps: one module per `StepKind`, each with `Payload` and `run(context, payload) -> result`."""
