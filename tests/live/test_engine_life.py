@@ -1,0 +1,166 @@
+"""What must never happen to a serving model: each test breaks something real and looks at what is left.
+
+The tests of this module run in order on one deployment, since each start of a real engine takes half a minute.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from tests.live.conftest import MODEL
+from tests.live.harness import LiveConsole, wait_for
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+
+
+class Served:
+    """The deployment that the tests of this module share."""
+
+    def __init__(self, console: LiveConsole, name: str) -> None:
+        self.console = console
+        self.name = name
+
+    def value(self, column: str) -> object:
+        return self.console.one(
+            f"select i.{column} from deployments_instance i join deployments_deployment d on d.id = i.deployment_id"
+            " where d.name = ?",
+            self.name,
+        )
+
+    @property
+    def instance(self) -> str:
+        text = str(self.value("uuid")).replace("-", "")
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+    def state(self) -> str:
+        return str(self.value("state"))
+
+    def attempts(self) -> int:
+        return int(
+            self.console.one("select count(*) from deployments_attempt where instance_id = ?", self.value("id")) or 0
+        )
+
+    def engine_pid(self) -> int:
+        return int(
+            self.console.one(
+                "select pid from deployments_attempt where instance_id = ? order by number desc limit 1",
+                self.value("id"),
+            )
+        )
+
+    def answers(self) -> bool:
+        with httpx2.Client(timeout=30) as client:
+            try:
+                return client.get(f"http://127.0.0.1:{self.value('port')}/health").status_code == 200
+            except httpx2.HTTPError:
+                return False
+
+
+@pytest.fixture(scope="module")
+def served(live_console: LiveConsole) -> Iterator[Served]:
+    console = live_console
+    console.sign_in("ada")
+    host = console.one("select id from fleet_host where name = 'local'")
+    answer = console.post(
+        "/models/new/", {"name": MODEL, "host": host, "path": str((console.home / "models" / MODEL).resolve())}
+    )
+    assert answer.status_code == 200, answer.text
+    copy = wait_for(
+        "the copy is verified", lambda: console.one("select id from catalog_copy where state = 'verified'"), seconds=60
+    )
+    engine = wait_for(
+        "the engine is known", lambda: console.one("select id from fleet_engine where present"), seconds=30
+    )
+    answer = console.post(
+        "/deployments/new/",
+        {
+            "name": "life", "copy": copy, "engine": engine, "max_model_len": "1024",
+            "arguments": "--enforce-eager --max-num-seqs 4", "expected": "Paris", "reason": "live test",
+        },
+    )  # fmt: skip
+    job = wait_for(
+        f"the deploy job stands: {answer.text[-1500:]}",
+        lambda: console.one("select id from jobs_job where kind = 'deploy' order by id desc"),
+        seconds=10,
+    )
+    console.wait_job(job)
+    yield Served(console, "life")
+
+
+def test_a_deployment_answers_with_the_truth(served: Served) -> None:
+    result = served.console.one("select result from jobs_step where kind = 'validate' order by id desc")
+    assert "Paris" in result
+    assert served.state() == "ready"
+    assert served.console.one("select state from deployments_deployment where name = 'life'") == "serving"
+
+
+def test_kill_9_of_the_agent_leaves_the_engine_serving_and_a_new_agent_adopts_it(served: Served) -> None:
+    pid, agent = served.engine_pid(), served.console.children()["agent"]
+    os.kill(agent, signal.SIGKILL)
+    assert served.answers()
+    wait_for("a new agent runs", lambda: served.console.children().get("agent") not in (None, agent), seconds=30)
+    wait_for("the host is online again", served.console.host_is_online, seconds=30)
+    assert served.answers()
+    assert (served.engine_pid(), served.attempts(), served.state()) == (pid, 1, "ready")
+
+
+def test_kill_9_of_broker_and_all_console_processes_loses_nothing(served: Served) -> None:
+    pid = served.engine_pid()
+    events = served.console.rows("select job_id, seq from jobs_event order by id")
+    before = served.console.children()
+    assert {"web", "worker", "ingest", "broker", "agent"} <= set(before)
+    for child in before.values():
+        os.kill(child, signal.SIGKILL)
+    assert served.answers()
+    wait_for(
+        "all are back",
+        lambda: set(before) <= set(now := served.console.children()) and not set(now.values()) & set(before.values()),
+        seconds=60,
+    )
+    wait_for("the console answers", served.console._answers, seconds=60)
+    wait_for("the host is online again", served.console.host_is_online, seconds=60)
+    assert served.answers()
+    assert (served.engine_pid(), served.attempts(), served.state()) == (pid, 1, "ready")
+    after = served.console.rows("select job_id, seq from jobs_event order by id")
+    assert after[: len(events)] == events
+    assert len(set(after)) == len(after)
+    job = served.console.post(f"/models/{served.console.one('select id from catalog_model')}/", {})
+    assert job.status_code in (200, 405)
+
+
+def test_kill_9_of_vllms_main_process_leaves_no_child_and_the_instance_comes_back(served: Served) -> None:
+    old = served.console.instance_processes(served.instance)
+    assert len(old) >= 3
+    os.kill(served.engine_pid(), signal.SIGKILL)
+    wait_for(
+        "every old process is gone",
+        lambda: not set(old[1:]) & set(served.console.instance_processes(served.instance)) - _shims(old),
+        seconds=10,
+    )
+    wait_for("a second attempt runs", lambda: served.attempts() == 2, seconds=20)
+    wait_for("it is ready again", lambda: served.state() == "ready", seconds=180)
+    assert served.answers()
+    assert served.console.one("select exit_code from deployments_attempt order by id limit 1") in (-9, 137)
+
+
+def _shims(pids: list[int]) -> set[int]:
+    found = set()
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if b"workers.host.shim" in file.read():
+                    found.add(pid)
+        except OSError:
+            continue
+    return found
+
+
+def test_stop_leaves_no_process(served: Served) -> None:
+    deployment = served.console.one("select id from deployments_deployment where name = 'life'")
+    served.console.post(f"/deployments/{deployment}/stop/", {"reason": "end of the tests"})
+    wait_for("it is stopped", lambda: served.state() == "stopped", seconds=60)
+    wait_for("no process is left", lambda: not served.console.instance_processes(served.instance), seconds=10)
+    assert served.console.one("select state from deployments_deployment where name = 'life'") == "stopped"
