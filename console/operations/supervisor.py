@@ -10,6 +10,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -66,7 +67,7 @@ class Supervisor:
     def __init__(self, *, directory: Path, write: Callable[[str], None] | None = None) -> None:
         self.stopping = False
         self._directory = directory
-        self._write = write or _to_stdout
+        self._write = write or write_line
         self._children: dict[str, _Child] = {}
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -263,8 +264,12 @@ def _line(name: str, text: str, colour: int) -> str:
     return f"\x1b[{colour}m{head}\x1b[0m {text}" if sys.stdout.isatty() else f"{head} {text}"
 
 
-def _to_stdout(line: str) -> None:
+_stdout_lock = threading.Lock()
+
+
+def write_line(line: str) -> None:
+    """Write one whole line to stdout, from any thread."""
     # A reader that went away (`make demo | head`) must not take the console with it.
-    with suppress(BrokenPipeError, ValueError):
+    with _stdout_lock, suppress(BrokenPipeError, ValueError):
         sys.stdout.write(line + "\n")
         sys.stdout.flush()

@@ -1,0 +1,57 @@
+# Slipway's commands. `make` alone lists them.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON := $(BIN)/python
+
+help:  ## List the commands
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+setup: $(VENV)/.installed  ## Make .venv and install Slipway into it
+	@echo "setup: Slipway is installed; $(BIN)/slipway works" >&2
+
+demo: setup  ## Bring up the console, an engine and a real small model on this machine
+	@exec $(PYTHON) manage.py demo
+
+up: setup  ## Bring up the console alone
+	@exec $(PYTHON) manage.py up
+
+demo-down: setup  ## Stop the console and all engines of this machine
+	@exec $(PYTHON) manage.py demo_down
+
+check: $(VENV)/.installed-dev  ## Run every linter
+	@.ci/check
+
+test: $(VENV)/.installed-dev  ## Run the tests, with a real engine and a real browser (20 minutes at most)
+	@$(PYTHON) -m tests.tools
+	eval "$$($(PYTHON) -m tests.engine)"
+	$(BIN)/pytest -m "not long" $(PYTEST)
+
+test-all: $(VENV)/.installed-dev  ## Run every test and write docs/evidence/tests.md
+	@$(PYTHON) -m tests.tools
+	eval "$$($(PYTHON) -m tests.engine)"
+	$(BIN)/pytest -p tests.evidence --evidence docs/evidence/tests.md $(PYTEST)
+
+bench: $(VENV)/.installed-dev  ## Measure, and write build/bench.json
+	eval "$$($(PYTHON) -m tests.engine)"
+	$(PYTHON) -m bench
+
+clean:  ## Remove .venv, build results and caches; SLIPWAY_HOME stays
+	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for what running needs, one for what developing needs; both are made anew when pyproject.toml changes.
+$(VENV)/.installed: pyproject.toml
+	@.ci/install "$(VENV)" .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml
+	@.ci/install "$(VENV)" ".[dev]"
+	touch $(VENV)/.installed $@
+
+.PHONY: help setup demo up demo-down check test test-all bench clean
