@@ -24,7 +24,6 @@ from workers.vllm.arguments import (
     load_schema,
     read_model_config,
     schema_for,
-    values_from_argv,
     with_config_file,
 )
 
@@ -76,11 +75,13 @@ def _check(schema: ArgumentSchema, options: argparse.Namespace) -> CheckedArgume
         message = f"The schema is of vLLM {schema.version}, not {options.engine_version}."
         notes.append(Finding("schema.other_version", "warning", "", message, "Dump that engine's schema again."))
     words, unread = with_config_file(schema, options.argv, lambda path: Path(path).read_text(encoding="utf-8"))
-    config, missing = _model_config(schema, words, options)
     if options.port_check and not any(word.split("=")[0] == "--port" for word in words) and port_taken(DEFAULT_PORT):
         message = f"Port {DEFAULT_PORT}, vLLM's default, is in use on this machine."
         notes.append(Finding("port.in_use", "error", "--port", message, "Give another --port."))
-    checked = check_words(words, schema, Surroundings(model_config=config, port_taken=port_taken))
+    checked = check_words(words, schema, Surroundings(port_taken=port_taken))
+    config, missing = _model_config(checked.model, options)
+    if config is not None:
+        checked = check_words(words, schema, Surroundings(model_config=config, port_taken=port_taken))
     return replace(
         checked,
         engine_version=options.engine_version or schema.version,
@@ -88,9 +89,7 @@ def _check(schema: ArgumentSchema, options: argparse.Namespace) -> CheckedArgume
     )
 
 
-def _model_config(
-    schema: ArgumentSchema, words: list[str], options: argparse.Namespace
-) -> tuple[dict[str, Any] | None, list[Finding]]:
+def _model_config(model: str | None, options: argparse.Namespace) -> tuple[dict[str, Any] | None, list[Finding]]:
     """Read config.json of `--model`, or of the line's own model where that is a directory of this machine."""
     if options.model is not None:
         try:
@@ -98,7 +97,6 @@ def _model_config(
         except ModelConfigError as error:
             fix = "Give the directory that holds config.json and the weights."
             return None, [Finding(error.code, "error", "", str(error), fix)]
-    model = values_from_argv(schema, words)[0]
     if model is None or not (Path(model) / "config.json").is_file():
         return None, []
     try:

@@ -27,6 +27,7 @@ from workers.vllm.argument_values import (
     RefusedValueError,
     Value,
     format_value,
+    format_word,
     parse_words,
 )
 from workers.vllm.argument_words import Use, key_value, merge_keys, read_words
@@ -78,8 +79,10 @@ class _Check:
         self.named_models: list[str] = []
         self.replaced: list[tuple[str, tuple[str, ...]]] = []
         self.model: str | None = None
+        self.correcting = False
 
     def run(self) -> None:
+        self.correcting = True
         self._note_interpolation()
         self.read()
         check_rules(self.schema, self.values, self.findings, self.surroundings)
@@ -91,7 +94,8 @@ class _Check:
             self._take(use)
         self._lay_keys_over()
         self._place_models(reading.positionals)
-        self._apply_replacements()
+        if self.correcting:
+            self._apply_replacements()
 
     def _note_interpolation(self) -> None:
         if self.schema.between is None:
@@ -137,7 +141,7 @@ class _Check:
     def _outdated(self, use: Use, argument: Argument, story: Story) -> bool:
         """Report a deprecated argument; True when its replacement is put in its place."""
         self._tell(story, argument.flag)
-        if not {"to", "set", "convert"} & note(argument.flag).keys():
+        if not self.correcting or not {"to", "set", "convert"} & note(argument.flag).keys():
             return False
         self.replaced.append((argument.flag, use.words))
         return True
@@ -250,11 +254,13 @@ class _Check:
 
     def _lay_keys_over(self) -> None:
         for dest, keyed in self.by_key.items():
+            argument = self.schema.by_dest[dest]
+            flag = argument.flag
             if dest in self.values:
-                flag = self.schema.by_dest[dest].flag
                 message = f"{flag} is given as JSON and key by key; vLLM then forgets the JSON."
                 self.findings.add("args.duplicate", flag, message, "Put all keys into one of the two.")
-            self.values[dest] = keyed
+                del self.values[dest]
+            self._take_value(Use(flag, argument, (format_word(keyed),)), argument)
 
     def _place_models(self, positionals: list[str]) -> None:
         named = self.named_models[-1] if self.named_models else None

@@ -43,10 +43,10 @@ class Argument:
 
     `kind`: "switch" has a `--no-` form, "flag" hasn't, "append" may be repeated, "value" takes one value or, with
     `nargs` "+" or "?", a list or an optional one. `type`: text, int, float, bool, tokens (32k = 32,000; 32K = 32,768),
-    tokens_or_auto, json, json_or_text, lora_module
-    (`name=path` or JSON) or name (case and dashes don't matter). `nullable`: "None" means no value.
-    `certain` is False where the version lies between two known ones of which only one has this argument; `seen_in` then
-    names that one.
+    tokens_or_auto, json, json_or_text, lora_module (`name=path` or JSON) or name (case and dashes don't matter).
+    `nullable`: "None" means no value. `keys`: the keys a JSON object may have, None where any will do or they aren't
+    known. `certain` is False where the version lies between two known ones of which only one has this argument;
+    `seen_in` then names that one.
     """
 
     flag: str
@@ -59,6 +59,7 @@ class Argument:
     nargs: str | None = None
     choices: tuple[str | int | None, ...] | None = None
     default: Any = None
+    keys: tuple[str, ...] | None = None
     help: str = ""
     deprecated: bool = False
     certain: bool = True
@@ -142,6 +143,7 @@ def argument_from_record(record: Mapping[str, Any]) -> Argument:
         nargs=str(nargs) if nargs not in (None, 0) else None,
         choices=tuple(choices) if choices else None,
         default=record.get("default"),
+        keys=tuple(record["keys"]) if record.get("keys") else None,
         help=str(record.get("help") or ""),
         deprecated=bool(record.get("deprecated")) or str(record.get("kind")).startswith("Deprecated"),
     )
@@ -219,7 +221,7 @@ def _between(version: str, older: ArgumentSchema, newer: ArgumentSchema) -> Argu
         if argument.choices and twin.choices:
             choices = tuple(dict.fromkeys([*twin.choices, *argument.choices]))
         flags = tuple(dict.fromkeys([*argument.flags, *twin.flags]))
-        merged.append(replace(argument, flags=flags, choices=choices))
+        merged.append(replace(argument, flags=flags, choices=choices, keys=None))
     merged += [
         replace(argument, certain=False, seen_in=older.version)
         for argument in older.arguments

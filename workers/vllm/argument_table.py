@@ -16,7 +16,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-KEPT_FIELDS = ("dest", "flags", "group", "kind", "type", "nargs", "choices", "default", "required", "deprecated")
+KEPT_FIELDS = (
+    "dest",
+    "flags",
+    "group",
+    "kind",
+    "type",
+    "nargs",
+    "choices",
+    "default",
+    "required",
+    "deprecated",
+    "keys",
+)
 
 
 def pack(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 TRUE_WORDS = frozenset({"true", "yes", "on"})
 FALSE_WORDS = frozenset({"false", "no", "off"})
+RENAMED_KEYS = {"level": "mode"}
 SAME_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32"}
 
 
@@ -65,6 +66,8 @@ def format_value(argument: Argument, value: Value) -> list[str]:
         return [argument.negative] if argument.negative else []
     if value is True and argument.nargs == "?":
         return [argument.flag]
+    if argument.type == "bool":
+        return [argument.flag, "True" if value else ""]
     if argument.kind == "append":
         return [word for item in value for word in _joined(argument.flag, [format_word(item)])]
     items = value if argument.repeatable else [value]
@@ -94,9 +97,7 @@ def _joined(flag: str, words: list[str]) -> list[str]:
 
 
 def _parse_word(argument: Argument, word: str) -> Value:
-    if argument.nullable and word in ("", "None"):
-        return None
-    value = _convert(argument, word)
+    value = None if argument.nullable and word in ("", "None") else _convert(argument, word)
     if argument.choices is not None and value not in argument.choices:
         raise _not_a_choice(argument, word)
     _check_range(argument, word, value)
@@ -115,7 +116,7 @@ def _convert(argument: Argument, word: str) -> Value:
             case "tokens_or_auto":
                 return "auto" if word.strip().lower() in ("auto", "-1") else human_int(word)
             case "bool":
-                return bool(word)
+                return _truth(argument, word)
             case "name":
                 return word.lower().replace("-", "_")
             case "json":
@@ -129,6 +130,13 @@ def _convert(argument: Argument, word: str) -> Value:
     except ValueError as error:
         raise _not_a_number(argument, word) from error
     return word
+
+
+def _truth(argument: Argument, word: str) -> bool:
+    if word.lower() in FALSE_WORDS:
+        message = f"{argument.flag} takes every word for true, {word!r} too; only an empty one is false."
+        raise RefusedValueError("args.invalid_value", message, [""])
+    return bool(word)
 
 
 def _not_a_number(argument: Argument, word: str) -> RefusedValueError:
@@ -209,12 +217,28 @@ def _json(argument: Argument, word: str) -> Value:
         except ValueError as error:
             raise _not_json(argument, word, str(error)) from error
     if isinstance(value, list) if argument.wants_list else isinstance(value, dict):
+        _check_keys(argument, value)
         return value
-    if argument.nullable and value is None:
+    if argument.nullable and argument.keys is None and value is None:
         return None
     if "-O" in argument.flags and value in (0, 1, 2, 3):
         return {"level": value}
     raise _not_json(argument, word, "the JSON is of another kind")
+
+
+def _check_keys(argument: Argument, value: Value) -> None:
+    if argument.keys is None or not isinstance(value, dict):
+        return
+    unknown = [key for key in value if key not in argument.keys]
+    if not unknown:
+        return
+    known = [key for key in value if key in argument.keys]
+    meant = {key: difflib.get_close_matches(RENAMED_KEYS.get(key, key), argument.keys, 1, 0.85) for key in unknown}
+    mended = {names[0]: value[key] for key, names in meant.items() if names} | {key: value[key] for key in known}
+    hint = "".join(f" Did you mean {names[0]}?" for names in meant.values() if names)
+    shown = ", ".join(argument.keys[:12]) + (" …" if len(argument.keys) > 12 else "")
+    message = f"{argument.flag} has no key {', '.join(unknown)}.{hint} It has: {shown}."
+    raise RefusedValueError("args.invalid_value", message, [format_word(mended)] if mended else None)
 
 
 def _expanded(text: str) -> str:
