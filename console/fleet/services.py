@@ -21,6 +21,7 @@ from console.common.errors import Refused
 from console.fleet import broker_users, desired
 from console.fleet.models import Device, Engine, Host, UnreadReport
 from workers.contracts import HOST_NAME_PATTERN, Heartbeat, HostInventory, key_prefix
+from workers.sealing import SealingError, seal
 
 JOIN_TOKEN_HOURS = 1
 
@@ -79,6 +80,10 @@ def join(*, token: str, public_key: str) -> Credentials:
         )
     if host.join_token_expires_at is None or host.join_token_expires_at < timezone.now():
         raise Refused(_("This join token has expired. Make a new one on the host's page."))
+    try:
+        seal(public_key, "test")
+    except SealingError as error:
+        raise Refused(_("The public key can't be used: %(error)s.") % {"error": error}) from None
     password = secrets.token_urlsafe(32)
     with transaction.atomic():
         host.public_key = public_key

@@ -15,6 +15,7 @@ from console.jobs.kinds import handler_of
 from console.jobs.models import Step
 from workers.app import host_app
 from workers.contracts import RUN_STEP, StepKind, StepOrder, host_queue
+from workers.sealing import seal
 
 log = structlog.get_logger(__name__)
 
@@ -33,13 +34,15 @@ def send(step_id: int) -> bool:
             return False
         Step.objects.filter(pk=step.pk).update(fence=F("fence") + 1, sent_at=timezone.now())
         step.refresh_from_db(fields=["fence"])
+        handler = handler_of(step.job)
         order = StepOrder(
             step=step.pk,
             job=step.job_id,
             fence=step.fence,
             kind=StepKind(step.kind),
             deadline_seconds=step.deadline_seconds,
-            payload=handler_of(step.job).payload(step),
+            payload=handler.payload(step),
+            sealed={name: seal(step.host.public_key, text) for name, text in handler.secrets(step).items()},
         )
     try:
         app_for(step.host.name).send_task(

@@ -12,6 +12,10 @@ class JobHandler:
         """Payload of a step as it is sent now; by default what was stored when the job was made."""
         return dict(step.payload)
 
+    def secrets(self, step: Step) -> dict[str, str]:  # noqa: ARG002
+        """Secrets that the step needs, by name; they are sealed to its host and stored nowhere on the way."""
+        return {}
+
     def before_step(self, step: Step) -> None:
         """The step is about to be sent for the first time."""
 

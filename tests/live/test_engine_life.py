@@ -5,7 +5,7 @@ The tests of this module run in order on one deployment, since each start of a r
 
 import os
 import signal
-from collections.abc import Iterator
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -60,7 +60,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(live_console: LiveConsole) -> Iterator[Served]:
+def served(live_console: LiveConsole) -> Served:
     console = live_console
     console.sign_in("ada")
     host = console.one("select id from fleet_host where name = 'local'")
@@ -87,7 +87,7 @@ def served(live_console: LiveConsole) -> Iterator[Served]:
         seconds=10,
     )
     console.wait_job(job)
-    yield Served(console, "life")
+    return Served(console, "life")
 
 
 def test_a_deployment_answers_with_the_truth(served: Served) -> None:
@@ -150,9 +150,8 @@ def _shims(pids: list[int]) -> set[int]:
     found = set()
     for pid in pids:
         try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                if b"workers.host.shim" in file.read():
-                    found.add(pid)
+            if b"workers.host.shim" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
         except OSError:
             continue
     return found
