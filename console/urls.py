@@ -6,6 +6,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("console.telemetry.urls")),
     path("", include("console.deployments.urls")),
     path("", include("console.jobs.urls")),
+    path("", include("console.jobs.host_urls")),
     path("", include("console.catalog.urls")),
     path("", include("console.fleet.urls")),
     path("", include("console.access.urls")),

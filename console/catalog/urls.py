@@ -1,5 +1,10 @@
-"""Addresses of this app."""
+"""Addresses of models."""
 
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from console.catalog import views
+
+urlpatterns = [
+    path("models/", views.model_list, name="model_list"),
+    path("models/<int:pk>/", views.model_detail, name="model_detail"),
+]

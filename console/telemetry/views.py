@@ -6,17 +6,24 @@ from django.views.decorators.http import require_GET
 
 from console.access import policies
 from console.access.policies import Action
+from console.telemetry import overview as overviews
+from console.telemetry import search as searches
+
+LONGEST_QUERY = 200
 
 
 @require_GET
 def overview(request: HttpRequest) -> HttpResponse:
     """What serves, what doesn't, what runs, and what changed."""
-    policies.require(request.user, Action.VIEW)
-    return render(request, "overview/page.html")
+    user = policies.require(request.user, Action.VIEW)
+    return render(request, "overview/page.html", overviews.context(user))
 
 
 @require_GET
 def search(request: HttpRequest) -> HttpResponse:
     """Pages and objects whose name contains the query's words."""
-    policies.require(request.user, Action.VIEW)
-    return render(request, "common/_palette.html")
+    user = policies.require(request.user, Action.VIEW)
+    query = request.GET.get("q", "")[:LONGEST_QUERY].strip()
+    context = {"groups": searches.find(user, query), "query": query}
+    part = request.htmx and not request.htmx.boosted
+    return render(request, "common/_palette.html" if part else "overview/search.html", context)

@@ -3,6 +3,7 @@
 //   data-live="job deployment"   the kinds it shows
 //   data-live-id="7"             only this object of the first kind (optional)
 //   data-live-url="/jobs/7/"     where to fetch it (optional; this page's own address otherwise)
+//   data-live-every="2"          fetch it every 2 s as well, while the tab is seen (for what moves without a message)
 // Inside a part, an element with data-live-keep is left as it is (an open log, a half-filled form).
 // {"kind": "tick"} is a sign of life that the server may send; without one for 30 s after the first, the connection counts as lost.
 import { words } from "./words.js";
@@ -21,6 +22,8 @@ let lastHeard = 0;
 let ticks = false;
 let waiting = null;
 const changed = new Map();
+const fetchedAt = new Map();
+const started = Date.now();
 
 function show(state) {
   if (!badge) return;
@@ -73,6 +76,18 @@ function replace(part, fresh) {
   });
   htmx.process(document.getElementById(part.id));
 }
+
+function refreshDue() {
+  if (document.hidden) return;
+  const now = Date.now();
+  const due = [...document.querySelectorAll("[data-live-every][id]")].filter((part) => {
+    const every = Number(part.dataset.liveEvery) * 1000;
+    return now - (fetchedAt.get(part.id) ?? started) >= every;
+  });
+  for (const part of due) fetchedAt.set(part.id, now);
+  if (due.length) refresh(due);
+}
+setInterval(refreshDue, 500);
 
 function gather() {
   waiting = null;

@@ -188,18 +188,27 @@ def copyable(text: str, label: str = "", *, block: bool = False) -> dict[str, An
     return {"text": text, "label": label or _("Copy"), "block": block}
 
 
+@register.simple_tag
+def control(bound: BoundField) -> SafeString:
+    """A form's control with its classes, without label and help: for filter bars, and inside `field`."""
+    widget = bound.field.widget
+    base = "form-control"
+    if isinstance(widget, CheckboxInput | RadioSelect):
+        base = "form-check-input"
+    elif isinstance(widget, Select):
+        base = "form-select"
+    classes = f"{base} {widget.attrs.get('class', '')} {'is-invalid' if bound.errors else ''}".strip()
+    return bound.as_widget(attrs={"class": classes})
+
+
 @register.inclusion_tag("common/_field.html")
 def field(bound: BoundField, css: str = "", hint: str = "") -> dict[str, Any]:
     """One row of a form: label, control, help in a sentence, errors at the field."""
     widget = bound.field.widget
     check = isinstance(widget, CheckboxInput)
-    base = "form-check-input" if check else "form-select" if isinstance(widget, Select) else "form-control"
-    if isinstance(widget, RadioSelect):
-        base = "form-check-input"
-    classes = f"{base} {widget.attrs.get('class', '')} {'is-invalid' if bound.errors else ''}".strip()
     return {
         "bound": bound,
-        "control": bound.as_widget(attrs={"class": classes}),
+        "control": control(bound),
         "check": check,
         "radios": isinstance(widget, RadioSelect),
         "css": css,

@@ -1,0 +1,165 @@
+"""Hosts as pages show them: one sentence of truth, memory bars, engines as a table of versions and hosts."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from console.common.spans import readable_bytes, relative
+from console.fleet.models import Device, Engine, Host
+from workers.contracts import CONTRACT
+
+SKEW_WORTH_SAYING_SECONDS = 2
+MEMORY_AMBER, MEMORY_RED = 0.80, 0.95
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A device's memory in bytes, and the colour of its bar: how full it is, not whether that is wrong."""
+
+    used: int
+    total: int
+    colour: str
+
+    @property
+    def free(self) -> int:
+        """What is left, in bytes."""
+        return self.total - self.used
+
+
+def memory(device: Device, vitals: Mapping[str, Any] | None = None) -> Memory:
+    """Memory of a device: from the last heartbeat if it says so, else from the last inventory."""
+    free = _free_in_vitals(device, vitals or {})
+    used = max(0, device.memory_total - (device.memory_free if free is None else free))
+    share = used / device.memory_total if device.memory_total else 0
+    return Memory(
+        used, device.memory_total, "red" if share > MEMORY_RED else "amber" if share > MEMORY_AMBER else "blue"
+    )
+
+
+def _free_in_vitals(device: Device, vitals: Mapping[str, Any]) -> int | None:
+    for entry in vitals.get("devices") or []:
+        if isinstance(entry, Mapping) and entry.get("uuid") == device.uuid:
+            free = entry.get("memory_free")
+            return int(free) if isinstance(free, int | float) else None
+    return None
+
+
+def is_removed(host: Host) -> bool:
+    """True if a host was removed but the ledger still names it: it has neither key nor token."""
+    return not host.public_key and not host.join_token_sha256 and not host.redis_password_sha256
+
+
+def truth(host: Host, *, instances: int, ready: int) -> str:
+    """The truth about a host in a sentence or two."""
+    if is_removed(host):
+        return _("Removed. Its jobs stay in the ledger.")
+    if host.last_seen_at is None:
+        return _("Waiting for its first sign of life. Run the join command on the machine.")
+    if not host.is_online:
+        text = _("Last heard of %(ago)s; what it does since then is unknown.") % {"ago": relative(host.last_seen_at)}
+        if instances:
+            text += " " + ngettext(
+                "%(count)d instance there may still be serving.",
+                "%(count)d instances there may still be serving.",
+                instances,
+            ) % {"count": instances}
+        return text
+    if not instances:
+        return _("Online. Nothing is deployed here.")
+    return ngettext(
+        "Online, with %(ready)d of %(count)d instance ready.",
+        "Online, with %(ready)d of %(count)d instances ready.",
+        instances,
+    ) % {"ready": ready, "count": instances}
+
+
+def warnings(host: Host) -> list[str]:
+    """What about a host deserves a look."""
+    found = []
+    if host.contract is not None and host.contract < CONTRACT:
+        found.append(
+            _("Its agent speaks contract %(old)d, the console %(new)d: upgrade Slipway on the host.")
+            % {"old": host.contract, "new": CONTRACT}
+        )
+    if host.clock_skew_seconds is not None and abs(host.clock_skew_seconds) > SKEW_WORTH_SAYING_SECONDS:
+        found.append(
+            _("Its clock is %(seconds).1f s off the console's. Times in its logs are shifted by that much.")
+            % {"seconds": host.clock_skew_seconds}
+        )
+    if host.unknown_instances:
+        found.append(
+            ngettext(
+                "%(count)d instance runs there that this console did not order. It is left alone.",
+                "%(count)d instances run there that this console did not order. They are left alone.",
+                len(host.unknown_instances),
+            )
+            % {"count": len(host.unknown_instances)}
+        )
+    return found
+
+
+def facts(host: Host) -> list[tuple[str, str]]:
+    """The environment card: what the host told about itself, by readable names; nested tables as `a.b`."""
+    return [(str(_FACT_NAMES.get(name, name.replace("_", " "))), value) for name, value in _flat(host.facts)]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            yield f"{prefix}{name}", ", ".join(map(str, value)) or "–"
+        else:
+            yield f"{prefix}{name}", _readable(name, value)
+
+
+def _readable(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return _("yes") if value else _("no")
+    if isinstance(value, int | float) and any(part in name for part in ("memory", "disk", "bytes", "_size", "size_")):
+        return readable_bytes(value)
+    return "–" if value in (None, "") else str(value)
+
+
+_FACT_NAMES = {
+    "os": gettext_lazy("Operating system"),
+    "kernel": gettext_lazy("Kernel"),
+    "machine": gettext_lazy("Architecture"),
+    "architecture": gettext_lazy("Architecture"),
+    "python": "Python",
+    "driver": gettext_lazy("GPU driver"),
+    "cpu_count": gettext_lazy("CPU threads"),
+    "cores": gettext_lazy("CPU cores"),
+    "memory_total": gettext_lazy("Memory"),
+    "disk_free": gettext_lazy("Disk free"),
+    "disk_total": gettext_lazy("Disk"),
+    "hostname": gettext_lazy("Host name"),
+    "home": gettext_lazy("Directory"),
+}
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """One version of one distribution, and the hosts that have it."""
+
+    distribution: str
+    version: str
+    cells: list[Engine | None]
+    """One for each column (host) of the table."""
+
+
+def engine_table(engines: Iterable[Engine], hosts: list[Host]) -> list[EngineRow]:
+    """Versions × hosts, newest version first."""
+    found: dict[tuple[str, str], dict[int, Engine]] = {}
+    for engine in engines:
+        found.setdefault((engine.distribution, engine.version), {})[engine.host_id] = engine
+    order = sorted(found, key=lambda key: (key[0], _version_key(key[1])), reverse=True)
+    return [EngineRow(*key, cells=[found[key].get(host.pk) for host in hosts]) for key in order]
+
+
+def _version_key(version: str) -> list[tuple[int, int | str]]:
+    parts = version.replace("+", ".").replace("-", ".").split(".")
+    return [(1, int(part)) if part.isdigit() else (0, part) for part in parts]

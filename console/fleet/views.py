@@ -1,0 +1,179 @@
+"""Pages of hosts and engines."""
+
+from typing import Any
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.db.models import Count, Prefetch, Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_http_methods
+
+from console import env
+from console.access import policies
+from console.access.policies import Action
+from console.common.errors import Refused
+from console.common.forms import ReasonForm, add_refusal
+from console.fleet import presentation, services
+from console.fleet.filters import HostFilter
+from console.fleet.forms import AddHostForm
+from console.fleet.models import Engine, Host
+
+PAGE_SIZE = 50
+GONE = ("stopped", "crashed")
+LIVE_STEPS = ("queued", "running", "cancelling", "interrupted")
+
+
+def _hosts_with_counts() -> QuerySet[Host]:
+    """Hosts with what their rows show, in a constant number of queries."""
+    living = ~Q(instances__state__in=GONE) & Q(instances__isnull=False)
+    return Host.objects.annotate(
+        instances_count=Count("instances", filter=living, distinct=True),
+        ready_count=Count("instances", filter=Q(instances__state="ready"), distinct=True),
+    ).prefetch_related("devices", Prefetch("engines", Engine.objects.filter(present=True)))
+
+
+@require_GET
+def host_list(request: HttpRequest) -> HttpResponse:
+    """All hosts with presence, devices, engines and instances."""
+    every = policies.visible(request.user, _hosts_with_counts())
+    chosen = HostFilter(request.GET, queryset=every)
+    page = Paginator(chosen.qs, PAGE_SIZE).get_page(request.GET.get("page"))
+    for host in page:
+        _attach(host)
+    presences = [host.presence for host in policies.visible(request.user, Host.objects.all()) if not _removed(host)]
+    context = {
+        "page": page,
+        "filter": chosen,
+        "filtered": any(request.GET.get(name) for name in ("q", "presence")),
+        "counts": {name: presences.count(name) for name in ("online", "offline", "waiting")},
+        "all": len(presences),
+    }
+    part = request.htmx and not request.htmx.boosted
+    return render(request, "fleet/_host_rows.html" if part else "fleet/hosts.html", context)
+
+
+def _removed(host: Host) -> bool:
+    return presentation.is_removed(host)
+
+
+def _attach(host: Host) -> None:
+    """Put what a host's page and row show beside its columns."""
+    host.shown_look = "removed" if presentation.is_removed(host) else host.presence  # type: ignore[attr-defined]
+    host.memories = [  # type: ignore[attr-defined]
+        (device, presentation.memory(device, host.vitals)) for device in host.devices.all()
+    ]
+
+
+@require_GET
+def host_detail(request: HttpRequest, pk: int) -> HttpResponse:
+    """One host: presence, devices, engines, environment, what runs there, copies, agent."""
+    host = policies.get(request.user, _hosts_with_counts(), Action.VIEW, pk=pk)
+    _attach(host)
+    instances = list(
+        host.instances.exclude(state="stopped").select_related("deployment", "host", "spec__engine")[:100]  # type: ignore[attr-defined]
+    )
+    context = {
+        "host": host,
+        "removed": presentation.is_removed(host),
+        "truth": presentation.truth(host, instances=host.instances_count, ready=host.ready_count),  # type: ignore[attr-defined]
+        "warnings": presentation.warnings(host),
+        "facts": presentation.facts(host),
+        "instances": instances,
+        "copies": host.copies.exclude(state="removed").select_related("revision__model")[:100],  # type: ignore[attr-defined]
+        "steps": host.steps.filter(state__in=LIVE_STEPS).select_related("job").order_by("pk")[:20],  # type: ignore[attr-defined]
+    }
+    return render(request, "fleet/host.html", context)
+
+
+@never_cache
+@require_http_methods(["GET", "POST"])
+def host_add(request: HttpRequest) -> HttpResponse:
+    """Add a host, and show its join command once."""
+    actor = policies.require(request.user, Action.ADMINISTER)
+    form = AddHostForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            host, token = services.add_host(name=form.cleaned_data["name"], actor=actor)
+        except Refused as refusal:
+            add_refusal(form, refusal)
+        else:
+            return _show_join(request, host, token)
+    return render(request, "fleet/host_add.html", {"form": form}, status=400 if form.errors else 200)
+
+
+@never_cache
+@require_http_methods(["GET", "POST"])
+def host_token(request: HttpRequest, pk: int) -> HttpResponse:
+    """Make a new join token for a host that has not joined, or shall join anew."""
+    host = policies.get(request.user, Host.objects.all(), Action.ADMINISTER, pk=pk)
+    if request.method == "POST":
+        token = services.renew_join_token(host, actor=policies.require(request.user, Action.ADMINISTER))
+        return _show_join(request, host, token)
+    context = {
+        "title": _("New join command for %s") % host.name,
+        "button": _("Make a new command"),
+        "consequences": [
+            _("An older command for this host stops working."),
+            _("A machine that runs the new one takes this host's place; engines that run now keep serving."),
+        ],
+    }
+    return _ask(request, host, context)
+
+
+def _show_join(request: HttpRequest, host: Host, token: str) -> HttpResponse:
+    # Answered directly, not after a redirect: the token is stored hashed only.
+    command = f"slipway host join {env.public_url()} --token {token}"
+    return render(
+        request, "fleet/join_once.html", {"host": host, "command": command, "hours": services.JOIN_TOKEN_HOURS}
+    )
+
+
+@require_http_methods(["GET", "POST"])
+def host_remove(request: HttpRequest, pk: int) -> HttpResponse:
+    """Forget a host, for a reason."""
+    host = policies.get(request.user, Host.objects.all(), Action.ADMINISTER, pk=pk)
+    form = ReasonForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            services.remove_host(
+                host, actor=policies.require(request.user, Action.ADMINISTER), reason=form.cleaned_data["reason"]
+            )
+        except Refused as refusal:
+            add_refusal(form, refusal)
+        else:
+            messages.success(request, _("%s is removed.") % host.name)
+            return redirect("host_list")
+    context = {
+        "form": form,
+        "title": _("Remove %s") % host.name,
+        "button": _("Remove host"),
+        "danger": True,
+        "consequences": [
+            _("Its agent loses its access at once, and its devices, engines and copies leave these pages."),
+            _("Nothing is deleted on the machine itself."),
+            _("It is refused while instances are ordered there: stop their deployments first."),
+        ],
+    }
+    return _ask(request, host, context)
+
+
+def _ask(request: HttpRequest, host: Host, context: dict[str, Any]) -> HttpResponse:
+    form = context.get("form")
+    context |= {"back": reverse("host_detail", args=[host.pk]), "back_label": host.name, "action": request.path}
+    part = request.htmx and not request.htmx.boosted
+    status = 400 if form is not None and form.errors else 200
+    return render(request, "common/_dialog.html" if part else "common/confirm.html", context, status=status)
+
+
+@require_GET
+def engine_list(request: HttpRequest) -> HttpResponse:
+    """Versions × hosts."""
+    hosts = [host for host in policies.visible(request.user, Host.objects.all()) if not presentation.is_removed(host)]
+    engines = policies.visible(request.user, Engine.objects.filter(present=True), team_path="host__team")
+    rows = presentation.engine_table(engines, hosts)
+    context = {"hosts": hosts, "rows": rows, "newest": rows[0] if rows else None}
+    return render(request, "fleet/engines.html", context)

