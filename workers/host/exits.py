@@ -27,8 +27,12 @@ def diagnose_attempt(files: InstanceFiles, attempt: Attempt) -> Diagnosis:
 
 
 def explain_exit(files: InstanceFiles, attempt: Attempt) -> Failure:
-    """Say how an attempt ended, what caused it, and what to do."""
-    diagnosis = diagnose_attempt(files, attempt)
+    """Say how an attempt ended, what caused it, and what to do. Reads its log."""
+    return explain(attempt, diagnose_attempt(files, attempt), files)
+
+
+def explain(attempt: Attempt, diagnosis: Diagnosis, files: InstanceFiles) -> Failure:
+    """The same, with a diagnosis that was made already."""
     seconds = (attempt.ended_at or attempt.started_at) - attempt.started_at
     ended = f"the engine ended after {seconds:.1f} s with {describe_exit_code(attempt.exit_code)}"
     if attempt.reason:

@@ -5,6 +5,7 @@ start time is field 22 of /proc/PID/stat in clock ticks since boot.
 """
 
 import ctypes
+import functools
 import os
 import signal
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ class ProcessFacts:
     zombie: bool
 
 
+@functools.cache
 def boot_id() -> str:
     """Id that the kernel drew at this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

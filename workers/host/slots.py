@@ -47,16 +47,22 @@ def run_in_slot(order: StepOrder, state_dir: Path, run: Callable[[StepOrder], No
     return free
 
 
+def parked_orders(state_dir: Path) -> list[StepOrder]:
+    """Orders that wait for a slot."""
+    found = (read_json(path) for path in sorted((state_dir / "slots").glob("*.parked/*.json")))
+    return [StepOrder.model_validate(raw) for raw in found if raw is not None]
+
+
 def parked_steps(state_dir: Path) -> list[int]:
     """Steps that wait for a slot."""
-    parent = state_dir / "slots"
-    return sorted(int(path.stem) for path in parent.glob("*.parked/*.json") if path.stem.isdigit())
+    return [order.step for order in parked_orders(state_dir)]
 
 
-def unpark(state_dir: Path, step: int) -> None:
-    """Forget a parked order (its step was cancelled)."""
+def unpark(state_dir: Path, step: int, fence: int) -> None:
+    """Forget a parked order, since its step was cancelled up to `fence`."""
     for path in (state_dir / "slots").glob(f"*.parked/{step}.json"):
-        path.unlink(missing_ok=True)
+        if (raw := read_json(path)) is not None and raw["fence"] <= fence:
+            path.unlink(missing_ok=True)
 
 
 def _run_parked(parking: Path, run: Callable[[StepOrder], None]) -> None:

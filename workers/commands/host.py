@@ -1,0 +1,123 @@
+"""`slipway host`: run this machine's agent, look at its engines, or end them all."""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+from workers.host_config import HostConfig, HostConfigError
+
+STOP_SECONDS = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the sub-commands of `slipway host`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    run_parser = actions.add_parser("run", help="run the host's agent until SIGTERM; engines outlive it")
+    status = actions.add_parser("status", help="show which instances run here")
+    stop = actions.add_parser("stop", help="end every instance on this host (the agent must not run)")
+    for action in (run_parser, status, stop):
+        place = action.add_mutually_exclusive_group()
+        place.add_argument("--config", type=Path, help="the host's configuration file")
+        place.add_argument("--name", default="local", help="name of the host whose default file is used")
+    for action in (status, stop):
+        action.add_argument("--json", action="store_true", help="print one JSON object")
+    stop.add_argument("--grace-seconds", type=float, default=20.0, help="time for an orderly end before KILL")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the chosen action and return its exit code."""
+    path = options.config or HostConfig.default_path(options.name)
+    try:
+        config = HostConfig.load(path)
+    except HostConfigError as error:
+        print(f"slipway host: {error}", file=sys.stderr)
+        return 2
+    if options.action == "run":
+        return _run_agent(config, path)
+    if options.action == "stop":
+        return _stop(config, options.grace_seconds, as_json=options.json)
+    return _status(config, as_json=options.json)
+
+
+def _run_agent(config: HostConfig, path: Path) -> int:
+    from workers.host.agent import Agent
+    from workers.host.agent_lock import AlreadyRunningError
+    from workers.host.logging_setup import set_up_logging
+
+    set_up_logging("agent")
+
+    async def supervise() -> None:
+        await Agent(config, path).run()
+
+    try:
+        asyncio.run(supervise())
+    except AlreadyRunningError as error:
+        print(f"slipway host: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _status(config: HostConfig, *, as_json: bool) -> int:
+    from workers.host.instance_files import InstanceFiles
+
+    rows = []
+    for files in InstanceFiles.all_in(config.state_dir):
+        state, order = files.state(), files.order()
+        if state is None:
+            continue
+        alive = state.unfinished and state.engine_alive
+        rows.append(
+            {
+                "instance": str(files.instance),
+                "deployment": order.deployment if order else "",
+                "state": state.state if alive or not state.unfinished else "lost",
+                "attempt": state.attempt,
+                "pid": state.pid if alive else None,
+                "port": order.port if order else None,
+                "exit_code": state.exit_code,
+            }
+        )
+    if as_json:
+        print(json.dumps({"host": config.name, "instances": rows}))
+    else:
+        for row in rows:
+            print(f"{row['instance']}  {row['state']:9} {row['deployment']}  pid {row['pid']}  port {row['port']}")
+        if not rows:
+            print(f"nothing has run on host {config.name} yet")
+    return 0
+
+
+def _stop(config: HostConfig, grace_seconds: float, *, as_json: bool) -> int:
+    """Ask every shim to stop, then wait until the last process is gone."""
+    from workers.host.agent_lock import AgentLock, AlreadyRunningError
+    from workers.host.drivers.shim import ShimDriver
+    from workers.host.instance_files import InstanceFiles
+
+    try:
+        # A running agent would start them again, as the desired state says.
+        lock = AgentLock(config.state_dir, config.name)
+    except AlreadyRunningError as error:
+        print(f"slipway host: {error}", file=sys.stderr)
+        if as_json:
+            print(json.dumps({"host": config.name, "stopped": [], "left": None, "error": str(error)}))
+        return 1
+    driver = ShimDriver()
+    everything = InstanceFiles.all_in(config.state_dir)
+    waiting = [files for files in everything if (state := files.state()) is not None and state.unfinished]
+    for files in waiting:
+        driver.stop(files, grace_seconds)
+    deadline = time.monotonic() + grace_seconds + STOP_SECONDS
+    left = waiting
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left = [files for files in left if (state := files.state()) is not None and state.unfinished]
+    lock.release()
+    stopped = [str(files.instance) for files in waiting if files not in left]
+    if as_json:
+        print(json.dumps({"host": config.name, "stopped": stopped, "left": [str(files.instance) for files in left]}))
+    else:
+        print(f"stopped {len(stopped)} instances; {len(left)} could not be ended")
+    return 0 if not left else 1

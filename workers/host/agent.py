@@ -1,0 +1,218 @@
+"""The agent: one process that supervises this host's engines and speaks with the console through Redis.
+
+The loop is the parent, the Celery worker its child: whatever happens to a broker connection, supervision goes on. The
+lanes (reports, logs, control) have a connection each and reconnect by themselves; nothing that is important lies in
+memory only, so this process may be killed at any moment.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+
+from workers.contracts import Heartbeat, StepProgress, desired_key, doorbell_channel, samples_stream
+from workers.host import slots
+from workers.host.agent_lock import AgentLock
+from workers.host.desired import DesiredStore
+from workers.host.drivers.shim import ShimDriver
+from workers.host.engines import register_signature
+from workers.host.logs import LogSender
+from workers.host.outbox import Outbox
+from workers.host.redis_link import Client, keep_connected
+from workers.host.reports import ReportSender
+from workers.host.step_files import StepFiles, forget_old_steps, running_steps
+from workers.host.step_runner import cancel_step
+from workers.host.supervised import Surroundings
+from workers.host.supervisor import TICK_SECONDS, Supervisor, forget_old_instances
+from workers.host.vitals import agent_version, inventory, vitals
+from workers.host.worker_process import WorkerProcess
+from workers.host_config import HostConfig
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 5.0
+SAMPLES_LENGTH = 1_000
+_INVENTORY_SECONDS = 600.0
+_HOUSEKEEPING_SECONDS = 3600.0
+_BRING_UP_THREADS = 32
+
+
+class Agent:
+    """Everything that runs in the agent's process. `run` returns after SIGTERM or SIGINT; engines stay."""
+
+    def __init__(self, config: HostConfig, config_path: Path) -> None:
+        self._lock = AgentLock(config.state_dir, config.name)
+        self._config = config
+        self._boot = uuid4()
+        self._outbox = Outbox(config.state_dir / "outbox.sqlite3")
+        self._desired = DesiredStore(config.state_dir / "desired.json")
+        self._reports = ReportSender(config.name, self._outbox)
+        self._logs = LogSender(config.name)
+        self._worker = WorkerProcess(config_path)
+        self._look_at_desired = asyncio.Event()
+        self._engines: tuple[tuple[str, int], ...] | None = None
+        self._inventory_at = float("-inf")
+
+    async def run(self) -> None:
+        """Supervise until asked to end."""
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+        logger.info("agent %s for host %s, process %d", agent_version(), self._config.name, os.getpid())
+        threads = ThreadPoolExecutor(_BRING_UP_THREADS, thread_name_prefix="bring-up")
+        async with httpx2.AsyncClient(trust_env=False) as http:
+            host = Surroundings(
+                config=self._config,
+                driver=ShimDriver(),
+                report=self._outbox.add,
+                logs=self._logs,
+                http=http,
+                threads=threads,
+            )
+            supervisor = Supervisor(self._desired, host)
+            tasks = [asyncio.create_task(work) for work in self._activities(supervisor, host)]
+            await stopping.wait()
+            logger.info("stopping; %d engines go on without an agent", supervisor.running())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            supervisor.close()
+            await self._worker.end()
+        threads.shutdown(wait=False, cancel_futures=True)
+        self._outbox.close()
+        self._lock.release()
+
+    def _activities(self, supervisor: Supervisor, host: Surroundings) -> list[Coroutine[Any, Any, None]]:
+        url = self._config.redis_url
+        every = _repeat
+        return [
+            every(TICK_SECONDS, supervisor.tick),
+            every(1.0, self._tell_inventory),
+            every(1.0, self._apply_cancellations),
+            every(_HOUSEKEEPING_SECONDS, lambda: self._keep_house(host)),
+            every(0.2, self._worker.keep_alive),
+            _for_ever("reports", lambda: keep_connected("reports", url, self._reports.session)),
+            _for_ever("logs", lambda: keep_connected("logs", url, self._logs.session)),
+            _for_ever("doorbell", lambda: keep_connected("doorbell", url, self._listen)),
+            _for_ever(
+                "control", lambda: keep_connected("control", url, lambda client: self._control(client, supervisor))
+            ),
+        ]
+
+    # -- control lane -----------------------------------------------------------------------------------------------
+
+    async def _listen(self, client: Client) -> None:
+        """Wait for the console's doorbell; it has no content."""
+        async with client.pubsub() as subscription:
+            await subscription.subscribe(doorbell_channel(self._config.name))
+            self._ring()
+            while True:
+                message = await subscription.get_message(ignore_subscribe_messages=True, timeout=2.0)
+                if message is not None:
+                    self._ring()
+                elif not subscription.connection or not subscription.connection.is_connected:
+                    raise ConnectionError("the subscription was lost")
+
+    def _ring(self) -> None:
+        for doorbell in (self._look_at_desired, self._reports.doorbell, self._logs.doorbell):
+            doorbell.set()
+
+    async def _control(self, client: Client, supervisor: Supervisor) -> None:
+        """Heartbeat every five seconds; the desired state at each of them, and whenever the doorbell rings."""
+        while True:
+            self._look_at_desired.clear()
+            await self._read_desired(client)
+            await self._send_heartbeat(client, supervisor)
+            deadline = time.monotonic() + HEARTBEAT_SECONDS
+            while (left := deadline - time.monotonic()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._look_at_desired.wait(), left)
+                    self._look_at_desired.clear()
+                    await self._read_desired(client)
+
+    async def _read_desired(self, client: Client) -> None:
+        text = await client.get(desired_key(self._config.name))
+        if text is not None and self._desired.offer(text):
+            self._apply_cancellations()
+
+    async def _send_heartbeat(self, client: Client, supervisor: Supervisor) -> None:
+        state_dir = self._config.state_dir
+        heartbeat = Heartbeat(
+            agent_version=agent_version(),
+            agent_pid=os.getpid(),
+            agent_boot=self._boot,
+            at=time.time(),
+            generation=supervisor.reflected,
+            running_steps=sorted({*running_steps(state_dir), *slots.parked_steps(state_dir)}),
+            vitals=vitals(self._config)
+            | {"instances_running": supervisor.running(), "reports_waiting": self._outbox.depth()},
+        )
+        await client.xadd(
+            samples_stream(self._config.name),
+            {"json": heartbeat.model_dump_json()},
+            maxlen=SAMPLES_LENGTH,
+            approximate=True,
+        )
+        self._renew_parked()
+
+    # -- what comes round --------------------------------------------------------------------------------------------
+
+    def _apply_cancellations(self) -> None:
+        state = self._desired.state
+        for cancelled in state.cancelled_steps if state else []:
+            files = StepFiles(self._config.state_dir, cancelled.step)
+            cancel_step(files, cancelled.fence, self._outbox.add)
+            slots.unpark(self._config.state_dir, cancelled.step, cancelled.fence)
+
+    def _renew_parked(self) -> None:
+        """A parked step has no process that could report; its lease is renewed for it."""
+        for order in slots.parked_orders(self._config.state_dir):
+            self._outbox.add(
+                StepProgress(
+                    step=order.step, fence=order.fence, done=0, waiting_for="another long step of this host to end"
+                )
+            )
+
+    def _tell_inventory(self) -> None:
+        signature = register_signature(self._config.engines_dir)
+        if signature != self._engines or time.monotonic() - self._inventory_at > _INVENTORY_SECONDS:
+            self._engines, self._inventory_at = signature, time.monotonic()
+            self._outbox.add(inventory(self._config))
+
+    def _keep_house(self, host: Surroundings) -> None:
+        forget_old_steps(self._config.state_dir)
+        forget_old_instances(self._desired, host)
+
+
+async def _repeat(seconds: float, work: Callable[[], None]) -> None:
+    """Call `work` again and again; an error is logged and does not end it (a full disk, for one, passes)."""
+    failing = False
+    while True:
+        try:
+            work()
+        except Exception:
+            if not failing:
+                logger.exception("%s failed, trying on", getattr(work, "__qualname__", work))
+            failing = True
+        else:
+            failing = False
+        await asyncio.sleep(seconds)
+
+
+async def _for_ever(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await work()
+        except Exception:
+            logger.exception("the %s lane failed, starting it again", name)
+        await asyncio.sleep(1)

@@ -1,0 +1,390 @@
+"""One instance under supervision: bring it to what is desired, and say what is seen of it.
+
+Everything that matters lies in files (see `workers.host.instance_files`), so an agent that was killed goes on where it
+was. What is kept here are only running activities: an order to the driver, a health watch, a bring-up.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import httpx2
+
+from workers.contracts import (
+    AttemptEnded,
+    AttemptStarted,
+    Body,
+    Failure,
+    Generation,
+    InstanceObserved,
+    InstanceOrder,
+    InstancePhase,
+)
+from workers.host import ports
+from workers.host.bring_up import Target
+from workers.host.drivers import DriverError, EngineDriver
+from workers.host.engines import find_engine
+from workers.host.exits import diagnose_attempt, explain, explain_exit
+from workers.host.failures import StepFailedError
+from workers.host.files import read_json, write_json
+from workers.host.health import Health, watch_health
+from workers.host.instance_files import Attempt, InstanceFiles, ShimState
+from workers.host.launching import Launch, open_secrets, prepare_launch
+from workers.host.logs import LogSender
+from workers.host.own_bring_up import OwnBringUp
+from workers.host_config import HostConfig
+
+logger = logging.getLogger(__name__)
+
+_REPEAT_STOP_SECONDS = 5.0
+_REPEAT_ADOPT_SECONDS = 2.0
+_RETRY_REFUSED_SECONDS = 10.0
+_SHORTEST_SECRET = 8
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all instances of a host share."""
+
+    config: HostConfig
+    driver: EngineDriver
+    report: Callable[[Body], object]
+    logs: LogSender
+    http: httpx2.AsyncClient
+    threads: Executor
+    """For bring-ups, which take minutes; short work goes to the loop's own threads."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What is seen of an instance at one moment."""
+
+    phase: InstancePhase
+    attempt: int | None = None
+    reason: str = ""
+    failure: Failure | None = None
+
+
+class SupervisedInstance:
+    """`converge` acts, `observe` reports; both are called about ten times a second and never block."""
+
+    def __init__(self, files: InstanceFiles, host: Surroundings) -> None:
+        self.files = files
+        self.order: InstanceOrder | None = None
+        self.state: ShimState | None = None
+        self._host = host
+        self._state_changed_at = -1
+        self._work: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._health: Health | None = None
+        self._health_task: asyncio.Task[None] | None = None
+        self._bring_up: OwnBringUp | None = None
+        self._stop_asked_at = self._adopted_at = self._refused_at = float("-inf")
+        self._next_attempt: int | None = None
+        self._seen_attempt: int | None = None
+        self._reported: Sight | None = None
+        self._causes: dict[int, Failure] = {}
+
+    # -- acting -----------------------------------------------------------------------------------------------------
+
+    def converge(self, order: InstanceOrder | None) -> None:
+        """Start, stop, restart or take over, whatever is missing. `order` None: unknown to the console, left alone."""
+        self.order = order
+        self._read_state()
+        if self._work is not None and not self._work.done():
+            return
+        state = self.state
+        if state is not None and state.unfinished:
+            if order is not None and (not order.run or order.start > state.start):
+                self._stop(order.grace_seconds)
+            elif not state.shim_alive:
+                self._adopt()
+        elif order is not None and order.run and self._may_start(order, state):
+            self._work = asyncio.create_task(asyncio.to_thread(self._launch, order))
+
+    @property
+    def unfinished(self) -> bool:
+        """True while a process of it runs, or should."""
+        return self.state is not None and self.state.unfinished
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing runs and nothing is left to report."""
+        busy = [self._work, self._ending]
+        return not self.unfinished and all(task is None or task.done() for task in busy)
+
+    def _read_state(self) -> None:
+        try:
+            changed_at = (self.files.directory / "state.json").stat().st_mtime_ns
+        except FileNotFoundError:
+            changed_at = 0
+        if changed_at != self._state_changed_at:
+            self._state_changed_at = changed_at
+            self.state = self._host.driver.status(self.files)
+
+    def _may_start(self, order: InstanceOrder, state: ShimState | None) -> bool:
+        now = time.monotonic()
+        if self.files.refusal(order.start) is not None:
+            # What was ready once will be again: after a reboot, a disk may just not be mounted yet.
+            return self.files.ready_start() == order.start and now - self._refused_at > _RETRY_REFUSED_SECONDS
+        return state is None or state.state != "crashed" or state.start != order.start
+
+    def _launch(self, order: InstanceOrder) -> None:
+        config = self._host.config
+        try:
+            launch = prepare_launch(
+                order, find_engine(config.engines_dir, order.engine), config.private_key, os.environ
+            )
+            if not ports.is_free(order.port):
+                raise StepFailedError.of(ports.in_use(order.port))
+            self.files.write_order(order, launch.spec)
+            self._host.driver.start(self.files, launch)
+        except StepFailedError as error:
+            self._refuse(order, error.failure)
+        except DriverError as error:
+            self._refuse(order, Failure(code="driver.failed", message=str(error), next="Read the agent's log."))
+        else:
+            logger.info("instance %s: start %d of %s", self.files.instance, order.start, order.deployment)
+
+    def _refuse(self, order: InstanceOrder, failure: Failure) -> None:
+        logger.warning("instance %s: start %d refused: %s", self.files.instance, order.start, failure.message)
+        self._refused_at = time.monotonic()
+        self.files.refuse(order.start, failure)
+
+    def _stop(self, grace_seconds: float) -> None:
+        if time.monotonic() - self._stop_asked_at > _REPEAT_STOP_SECONDS:
+            self._stop_asked_at = time.monotonic()
+            logger.info("instance %s: stopping", self.files.instance)
+            self._work = asyncio.create_task(self._drive(self._host.driver.stop, self.files, grace_seconds))
+
+    def _adopt(self) -> None:
+        if time.monotonic() - self._adopted_at > _REPEAT_ADOPT_SECONDS:
+            self._adopted_at = time.monotonic()
+            logger.warning("instance %s: its shim is gone, taking over", self.files.instance)
+            self._work = asyncio.create_task(self._drive(self._host.driver.adopt, self.files, self._relaunch()))
+
+    async def _drive(self, action: Callable[..., None], *arguments: object) -> None:
+        try:
+            await asyncio.to_thread(action, *arguments)
+        except DriverError as error:
+            logger.warning("instance %s: %s", self.files.instance, error)
+
+    def _relaunch(self) -> Launch:
+        """The launch of the order that ran; if it couldn't be started today, at least its process is kept."""
+        order, config = self.files.order(), self._host.config
+        try:
+            if order is not None:
+                engine = find_engine(config.engines_dir, order.engine)
+                return prepare_launch(order, engine, config.private_key, os.environ)
+        except StepFailedError as error:
+            logger.warning("instance %s: it runs, but could not be restarted: %s", self.files.instance, error)
+        return Launch(spec={}, environment={"PATH": os.environ.get("PATH", os.defpath)})
+
+    # -- watching ---------------------------------------------------------------------------------------------------
+
+    def observe(self, generation: Generation | None) -> None:
+        """Report attempts and phase as far as they are new."""
+        self.tell_attempts()
+        self._watch_running()
+        if self._ending is not None and not self._ending.done():
+            return  # the cause of an end is told before the phase that follows from it
+        if (sight := self._look()) is None:
+            return
+        state = self.state
+        if state is not None and state.restarts and self._seen_attempt not in (None, state.attempt):
+            restart = self._restart_seen(state)
+            if restart is None:
+                return
+            self._report(restart, generation)
+        self._seen_attempt = state.attempt if state is not None else None
+        self._report(sight, generation)
+
+    def close(self) -> None:
+        """End what runs here in the agent; the instance itself goes on."""
+        self._end_health_watch()
+        if self._bring_up is not None:
+            self._bring_up.abandon()
+
+    def _report(self, sight: Sight, generation: Generation | None) -> None:
+        if sight == self._reported:
+            return
+        self._reported = sight
+        restarts = self.state.restarts if self.state else 0
+        logger.info("instance %s: %s%s", self.files.instance, sight.phase, f" ({sight.reason})" if sight.reason else "")
+        self._host.report(
+            InstanceObserved(
+                instance=self.files.instance,
+                generation=generation,
+                phase=sight.phase,
+                reason=sight.reason,
+                attempt=sight.attempt,
+                restarts=restarts,
+                failure=sight.failure,
+            )
+        )
+
+    def _look(self) -> Sight | None:
+        """What is seen now; `None` while it can't be told."""
+        order, state = self.order, self.state
+        if order is not None and order.run and (state is None or not state.unfinished):
+            refusal = self.files.refusal(order.start)
+            if refusal is not None:
+                return Sight(InstancePhase.CRASHED, reason=refusal.message, failure=refusal)
+        if state is None:
+            return Sight(InstancePhase.STOPPED) if order is not None and not order.run else None
+        if state.state == "stopped":
+            # Asked to run again: the launch is on its way.
+            return None if order is not None and order.run else Sight(InstancePhase.STOPPED, state.attempt)
+        if state.state == "crashed":
+            if order is not None and order.run and order.start != state.start:
+                return None
+            cause = self._cause(state.attempt)
+            return Sight(InstancePhase.CRASHED, state.attempt, state.reason, cause) if cause is not None else None
+        if state.state == "stopping":
+            return Sight(InstancePhase.STOPPING, state.attempt)
+        if state.state == "backoff":
+            return self._restart_seen(state)
+        return self._look_at_running(state)
+
+    def _look_at_running(self, state: ShimState) -> Sight | None:
+        health = self._health
+        if health is None or health.attempt != state.attempt:
+            return Sight(InstancePhase.STARTING, state.attempt)
+        if self.files.ready_attempt() == state.attempt:
+            if health.unhealthy:
+                reason = f"/health failed {health.failures} times in a row"
+                return Sight(InstancePhase.UNHEALTHY, state.attempt, "/health fails" if health.listening else reason)
+            return Sight(InstancePhase.READY, state.attempt) if health.listening else None
+        if (phase := self.files.bring_up_phase(state.attempt)) is not None:
+            return Sight(phase, state.attempt)
+        if self._bring_up is not None and self._bring_up.failure is not None:
+            failure = self._bring_up.failure
+            return Sight(InstancePhase.UNHEALTHY, state.attempt, failure.message, failure)
+        if health.listening:
+            return Sight(InstancePhase.LISTENING, state.attempt)
+        log = self.files.log(state.attempt)
+        says_something = log.exists() and log.stat().st_size > 0
+        return Sight(InstancePhase.LOADING if says_something else InstancePhase.STARTING, state.attempt)
+
+    def _restart_seen(self, state: ShimState) -> Sight | None:
+        ended = state.attempt if state.state == "backoff" else state.attempt - 1
+        if (cause := self._cause(ended)) is None:
+            return None
+        return Sight(InstancePhase.RESTARTING, ended, cause.message, cause)
+
+    def _cause(self, number: int) -> Failure | None:
+        """Why an attempt ended; `None` while a thread reads its log to find out."""
+        if number not in self._causes and (self._ending is None or self._ending.done()):
+            attempt = self.files.attempt(number)
+            if attempt is None:
+                return Failure(code="engine.exited", message="the engine ended, and its record is gone")
+            self._ending = asyncio.create_task(self._find_cause(attempt))
+        return self._causes.get(number)
+
+    async def _find_cause(self, attempt: Attempt) -> None:
+        self._causes[attempt.number] = await asyncio.to_thread(explain_exit, self.files, attempt)
+
+    def _watch_running(self) -> None:
+        state = self.state
+        if state is None or state.state != "running":
+            self._end_health_watch()
+            return
+        if self._health is None or self._health.attempt != state.attempt:
+            self._end_health_watch()
+            order = self.files.order()
+            if order is None:
+                return
+            self._health = Health(attempt=state.attempt)
+            self._health_task = asyncio.create_task(watch_health(self._host.http, order.port, self._health))
+        self._bring_up_if_needed(state)
+
+    def _end_health_watch(self) -> None:
+        if self._health_task is not None:
+            self._health_task.cancel()
+            self._health_task = self._health = None
+
+    def _bring_up_if_needed(self, state: ShimState) -> None:
+        order = self.order
+        if order is None or not order.run or self.files.ready_attempt() == state.attempt:
+            return
+        ours = order.bring_up == "agent" or state.restarts > 0 or self.files.ready_start() == state.start
+        if not ours:
+            return
+        if self._bring_up is None or self._bring_up.attempt != state.attempt:
+            if self._bring_up is not None:
+                self._bring_up.abandon()
+            target = Target(self.files, state.start, self._host.config.private_key)
+            self._bring_up = OwnBringUp(target, state.attempt, order.start_deadline_seconds, self._host.driver)
+        self._bring_up.go_on(self._host.threads)
+
+    # -- attempts ---------------------------------------------------------------------------------------------------
+
+    def tell_attempts(self) -> None:
+        """Report every attempt's start and end once, in order, whoever was watching when they happened."""
+        if self._ending is not None and not self._ending.done():
+            return
+        number = self._next_attempt if self._next_attempt is not None else self._first_unreported()
+        while (attempt := self.files.attempt(number)) is not None:
+            directory = self.files.attempt_directory(number)
+            reported = read_json(directory / "reported.json") or {}
+            self._host.logs.follow(self.files, number, self._secrets())
+            if not reported.get("started"):
+                self._host.report(self._started(attempt))
+                write_json(directory / "reported.json", {"started": True})
+            if attempt.ended_at is None:
+                break
+            self._host.logs.ended(self.files.instance, number)
+            if not reported.get("ended"):
+                self._next_attempt = number
+                self._ending = asyncio.create_task(self._tell_end(attempt))
+                return
+            number += 1
+        self._next_attempt = number
+
+    def _first_unreported(self) -> int:
+        for number in self.files.attempt_numbers():
+            directory = self.files.attempt_directory(number)
+            if not (read_json(directory / "reported.json") or {}).get("ended"):
+                return number
+            if not (directory / "log-sent").exists():
+                self._host.logs.follow(self.files, number, self._secrets())
+                self._host.logs.ended(self.files.instance, number)
+        return max(self.files.attempt_numbers(), default=0) + 1
+
+    def _started(self, attempt: Attempt) -> AttemptStarted:
+        return AttemptStarted(
+            instance=self.files.instance,
+            number=attempt.number,
+            pid=attempt.pid,
+            argv=attempt.argv,
+            environment=attempt.environment,
+            started_at=attempt.started_at,
+        )
+
+    async def _tell_end(self, attempt: Attempt) -> None:
+        diagnosis = await asyncio.to_thread(diagnose_attempt, self.files, attempt)
+        self._causes[attempt.number] = explain(attempt, diagnosis, self.files)
+        self._host.report(
+            AttemptEnded(
+                instance=self.files.instance,
+                number=attempt.number,
+                exit_code=attempt.exit_code,
+                asked=attempt.asked,
+                ended_at=attempt.ended_at or 0.0,
+                log_bytes=attempt.log_bytes,
+                diagnosis={} if attempt.asked and diagnosis.is_healthy else diagnosis.as_dict(),
+            )
+        )
+        write_json(self.files.attempt_directory(attempt.number) / "reported.json", {"started": True, "ended": True})
+
+    def _secrets(self) -> list[bytes]:
+        order = self.files.order()
+        try:
+            opened = open_secrets(order, self._host.config.private_key) if order else {}
+        except StepFailedError:
+            return []
+        return [secret.encode() for secret in opened.values() if len(secret) >= _SHORTEST_SECRET]
