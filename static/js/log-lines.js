@@ -43,8 +43,8 @@ export function fill(row, raw) {
   const line = parse(raw);
   row.className = `log-line ${line.kind}`;
   row.replaceChildren(
-    cell("span", "who", line.who, line.pid && `${line.who} pid ${line.pid}`),
-    cell("span", "level", line.level),
+    cell("span", "process", line.who, line.pid && `${line.who} pid ${line.pid}`),
+    cell("span", "severity", line.level),
     cell("span", "at", line.time, [line.day, line.time, line.where].filter(Boolean).join(" ")),
     cell("span", "said", line.text),
   );

@@ -2,8 +2,8 @@
 import { fill, isException, namesCause } from "./log-lines.js";
 import { ResumingSocket } from "./resuming-socket.js";
 
-const MOST_ROWS = 40000;
-const DROPPED_AT_ONCE = 8000;
+const MOST_ROWS = 20000;
+const DROPPED_AT_ONCE = 5000;
 const NEAR_END_PX = 40;
 const FILE_BEGINS = 0;
 

@@ -1,0 +1,28 @@
+"""Addresses of deployments, instances, attempts and the playground."""
+
+from django.urls import path
+
+from console.deployments import instance_views, playground, views
+
+urlpatterns = [
+    path("deployments/", views.deployment_list, name="deployment_list"),
+    path("deployments/new/", views.deployment_add, name="deployment_add"),
+    path("deployments/new/preview/", views.deployment_preview, name="deployment_preview"),
+    path("deployments/<int:pk>/", views.deployment_detail, name="deployment_detail"),
+    path("deployments/<int:pk>/logs/", views.deployment_logs, name="deployment_logs"),
+    path("deployments/<int:pk>/specs/", views.deployment_specs, name="deployment_specs"),
+    path("deployments/<int:pk>/playground/", views.deployment_playground, name="deployment_playground"),
+    path("deployments/<int:pk>/settings/", views.deployment_settings, name="deployment_settings"),
+    path("deployments/<int:pk>/key/", views.deployment_key, name="deployment_key"),
+    path("deployments/<int:pk>/start/", views.deployment_start, name="deployment_start"),
+    path("deployments/<int:pk>/stop/", views.deployment_stop, name="deployment_stop"),
+    path("deployments/<int:pk>/delete/", views.deployment_delete, name="deployment_delete"),
+    path("deployments/<int:pk>/log/", instance_views.deployment_log_part, name="deployment_log_part"),
+    path("instances/<int:pk>/", instance_views.instance_detail, name="instance_detail"),
+    path("instances/<int:pk>/restart/", instance_views.instance_restart, name="instance_restart"),
+    path("instances/<int:pk>/log/", instance_views.instance_log_part, name="instance_log_part"),
+    path("attempts/<int:pk>/log/", instance_views.attempt_log_before, name="attempt_log_before"),
+    path("attempts/<int:pk>/log/file/", instance_views.attempt_log_file, name="attempt_log_file"),
+    path("playground/", playground.playground, name="playground"),
+    path("playground/<int:pk>/chat/", playground.playground_chat, name="playground_chat"),
+]

@@ -1,0 +1,267 @@
+"""Jobs as pages and sockets show them: one description of a step's state, of its result and of a failure for both."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.template.loader import render_to_string
+from django.urls import NoReverseMatch, reverse
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+
+from console.common.spans import readable_bytes, readable_duration
+from console.jobs.models import Event, Job, Step
+from workers.contracts import StepKind
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line of a result card. `wide`: a text that wants the whole width, such as the model's answer."""
+
+    label: str
+    value: str
+    wide: bool = False
+
+
+def event(row: Event) -> dict[str, Any]:
+    """One event for the browser."""
+    return {"seq": row.seq, "at": row.at.isoformat(), "level": row.level, "text": row.text, "step": row.step_id}
+
+
+def step_state(step: Step) -> dict[str, Any]:
+    """A step for the browser: what moves while it runs. `progress` is markup, the same as on the page."""
+    return {
+        "id": step.pk,
+        "position": step.position,
+        "state": step.state,
+        "started_at": step.started_at.isoformat() if step.started_at else None,
+        "finished_at": step.finished_at.isoformat() if step.finished_at else None,
+        "done": step.progress.get("done"),
+        "total": step.progress.get("total"),
+        "unit": step.progress.get("unit"),
+        "waiting_for": step.progress.get("waiting_for", ""),
+        "progress": render_to_string("jobs/_step_progress.html", {"step": step}).strip(),
+    }
+
+
+def job_state(job: Job) -> dict[str, Any]:
+    """A job for the browser."""
+    return {
+        "id": job.pk,
+        "state": job.state,
+        "live": job.is_live,
+        "finished_at": job.finished_at.isoformat() if job.finished_at else None,
+        "failed": bool(job.failure),
+    }
+
+
+def position(steps: list[Step]) -> tuple[int, int]:
+    """(n, m) of "step n of m": the first step that has not succeeded, counted from 1."""
+    done = sum(step.state == "succeeded" for step in steps)
+    return min(done + 1, len(steps)), len(steps)
+
+
+def current(steps: list[Step]) -> Step | None:
+    """The step that runs, failed or waits: the first that has not succeeded."""
+    return next((step for step in steps if step.state != "succeeded"), None)
+
+
+def sentence(job: Job, steps: list[Step]) -> str:
+    """The truth about a job in one sentence."""
+    at, count = position(steps)
+    step = current(steps)
+    took = (
+        readable_duration((job.finished_at - (job.started_at or job.created_at)).total_seconds())
+        if job.finished_at
+        else ""
+    )
+    names = {"at": at, "count": count, "step": step.title if step else "", "took": took, "reason": job.state_reason}
+    if job.state == "succeeded":
+        return _("All %(count)d steps succeeded, in %(took)s.") % names
+    if job.state == "failed":
+        return _("Failed at step %(at)d of %(count)d, %(step)s, after %(took)s.") % names
+    if job.state == "cancelled":
+        return _("Cancelled at step %(at)d of %(count)d, %(step)s, after %(took)s.") % names
+    if job.state == "cancelling":
+        return _("Being cancelled: waiting until %(step)s has stopped.") % names
+    if step is None or job.state == "queued":
+        return _("Waiting to begin.")
+    waiting = waits_for(step) or (step.progress.get("waiting_for", "") if step.state == "running" else "")
+    text = _("Step %(at)d of %(count)d: %(step)s") % names
+    return f"{text}, {_('waiting for')} {waiting}." if waiting else f"{text}."
+
+
+def waits_for(step: Step) -> str:
+    """What a step that has not begun waits for, in words; empty if nothing is known."""
+    if step.state in ("queued", "interrupted") and not step.host.is_online:
+        return _("host %s to come back") % step.host.name
+    if step.state == "queued" and step.sent_at:
+        return _("host %s to begin") % step.host.name
+    return ""
+
+
+def subject_url(job: Job) -> str:
+    """Address of the page of what the job is about; empty if it has none (any more)."""
+    names = {"deployment": "deployment_detail", "instance": "instance_detail", "host": "host_detail"}
+    try:
+        if job.subject_kind in names and job.subject_id:
+            return reverse(names[job.subject_kind], args=[job.subject_id])
+        return {"engine": reverse("engine_list"), "copy": reverse("model_list")}.get(job.subject_kind, "")
+    except NoReverseMatch:
+        return ""
+
+
+def log_url(job: Job, steps: list[Step]) -> str:
+    """Address of the part with the engine's log, if this job starts, stops or restarts an engine."""
+    about_engine = {StepKind.LAUNCH, StepKind.LISTENING, StepKind.VALIDATE, StepKind.WARMUP, StepKind.STOP}
+    if job.subject_kind != "deployment" or not any(step.kind in about_engine for step in steps):
+        return ""
+    instance = job.payload.get("instance")
+    if isinstance(instance, int):
+        return reverse("instance_log_part", args=[instance])
+    return reverse("deployment_log_part", args=[job.subject_id])
+
+
+def evidence_lines(failure: Mapping[str, Any] | None) -> list[str]:
+    """The lines of a failure's evidence: the log's own words first, other facts as `name: value`."""
+    lines = []
+    for entry in (failure or {}).get("evidence", []):
+        if not isinstance(entry, Mapping):
+            lines.append(str(entry))
+            continue
+        text = next((str(entry[key]) for key in ("text", "line_text", "message") if entry.get(key)), "")
+        number = entry.get("line")
+        if text:
+            lines.append(f"{number}: {text}" if isinstance(number, int) else text)
+        else:
+            lines.append(", ".join(f"{key}: {value}" for key, value in entry.items()))
+    return lines
+
+
+def facts(step: Step) -> list[Fact]:
+    """The result card of a step that has succeeded."""
+    describe = _DESCRIPTIONS.get(StepKind(step.kind))
+    return describe(step.result) if describe and step.result else []
+
+
+def findings(step: Step) -> list[str]:
+    """Warnings that a step found and that did not stop it."""
+    warnings = [str(text) for text in step.result.get("warnings", [])]
+    for finding in step.result.get("findings", []):
+        text = finding.get("message") or finding.get("title") or finding.get("code")
+        if text:
+            warnings.append(str(text))
+    return warnings
+
+
+def _number(value: Any) -> str:
+    return "–" if value is None else str(number_format(value))
+
+
+def _milliseconds(seconds: Any) -> str:
+    return "–" if seconds is None else _("%s ms") % number_format(round(1000 * seconds))
+
+
+def _duration(seconds: Any) -> str:
+    return "–" if seconds is None else readable_duration(seconds)
+
+
+def _rate(value: Any) -> str:
+    return "–" if value is None else _("%s tok/s") % number_format(round(value, 1))
+
+
+def _preflight(result: Mapping[str, Any]) -> list[Fact]:
+    return [
+        Fact(_("Engine"), f"vLLM {result.get('engine_version', '')}".strip()),
+        Fact(_("Port"), str(result.get("port", "–"))),
+        Fact(
+            _("Memory free"),
+            _("%(free)s of %(total)s")
+            % {
+                "free": readable_bytes(result.get("memory_available", 0)),
+                "total": readable_bytes(result.get("memory_total", 0)),
+            },
+        ),
+        Fact(_("Disk free"), readable_bytes(result.get("disk_free", 0))),
+    ]
+
+
+def _verify(result: Mapping[str, Any]) -> list[Fact]:
+    return [
+        Fact(_("Files"), _number(result.get("files"))),
+        Fact(_("Size"), readable_bytes(result.get("size_bytes", 0))),
+        Fact(_("Read in"), _duration(result.get("seconds"))),
+        Fact(_("Directory"), str(result.get("model_path", "")), wide=True),
+    ]
+
+
+def _launch(result: Mapping[str, Any]) -> list[Fact]:
+    return [Fact(_("Attempt"), _number(result.get("attempt"))), Fact(_("Process"), str(result.get("pid", "–")))]
+
+
+def _listening(result: Mapping[str, Any]) -> list[Fact]:
+    return [
+        Fact(_("Port"), str(result.get("port", "–"))),
+        Fact(_("After"), _duration(result.get("seconds"))),
+    ]
+
+
+def _validate(result: Mapping[str, Any]) -> list[Fact]:
+    return [
+        Fact(_("Answer"), str(result.get("answer", "")), wide=True),
+        Fact(_("Took"), _duration(result.get("seconds"))),
+        Fact(_("Tokens"), _number(result.get("completion_tokens"))),
+        Fact(_("Ended by"), str(result.get("finish_reason") or "–")),
+        Fact(_("Context"), _("%s tokens") % _number(result.get("max_model_len"))),
+    ]
+
+
+def _warmup(result: Mapping[str, Any]) -> list[Fact]:
+    return [
+        Fact(_("Time to first token"), _milliseconds(result.get("ttft_seconds"))),
+        Fact(_("Speed"), _rate(result.get("tokens_per_second"))),
+        Fact(_("Tokens"), _number(result.get("completion_tokens"))),
+        Fact(_("First request"), _duration(result.get("first_seconds"))),
+    ]
+
+
+def _stop(result: Mapping[str, Any]) -> list[Fact]:
+    if not result.get("was_running"):
+        return [Fact(_("Engine"), _("was not running"))]
+    return [
+        Fact(_("Ended"), _("killed after its grace time") if result.get("killed") else _("by itself, when asked")),
+        Fact(_("Exit code"), str(result.get("exit_code", "–"))),
+        Fact(_("Took"), _duration(result.get("seconds"))),
+    ]
+
+
+def _install(result: Mapping[str, Any]) -> list[Fact]:
+    took = _("was there already") if result.get("already_installed") else _duration(result.get("seconds"))
+    return [
+        Fact(_("Engine"), f"{result.get('distribution', '')} {result.get('version', '')}"),
+        Fact(_("Platform"), str(result.get("platform", ""))),
+        Fact(_("Size"), readable_bytes(result.get("size_bytes", 0))),
+        Fact(_("Took"), took),
+        Fact(_("Directory"), str(result.get("path", "")), wide=True),
+    ]
+
+
+def _demo(result: Mapping[str, Any]) -> list[Fact]:
+    return [
+        Fact(_("Size"), readable_bytes(result.get("size_bytes", 0))),
+        Fact(_("License"), str(result.get("license", ""))),
+        Fact(_("Directory"), str(result.get("model_path", "")), wide=True),
+    ]
+
+
+_DESCRIPTIONS: Mapping[StepKind, Callable[[Mapping[str, Any]], list[Fact]]] = {
+    StepKind.PREFLIGHT: _preflight,
+    StepKind.VERIFY: _verify,
+    StepKind.LAUNCH: _launch,
+    StepKind.LISTENING: _listening,
+    StepKind.VALIDATE: _validate,
+    StepKind.WARMUP: _warmup,
+    StepKind.STOP: _stop,
+    StepKind.INSTALL_ENGINE: _install,
+    StepKind.MAKE_DEMO_MODEL: _demo,
+}
