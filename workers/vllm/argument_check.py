@@ -174,8 +174,7 @@ class _Check:
             message = f"{positive} has no --no- form in vLLM {self.schema.version}; it is off unless it is given."
             self.findings.add("args.unrecognized", flag, message, "Leave it out.")
             return
-        known = [name for name in self.schema.by_flag if name.startswith("--")]
-        near = difflib.get_close_matches(flag, known, 3, 0.72)
+        near = difflib.get_close_matches(flag, _alike(flag, self.schema), 1, 0.72)
         typo = bool(near) and difflib.SequenceMatcher(None, flag, near[0]).ratio() >= SURE_ENOUGH
         fix = f"Did you mean {near[0]}?" if near else "Leave it out."
         message = f"vLLM {self.schema.version} has no {flag}."
@@ -318,3 +317,9 @@ class _Check:
             flag = self.schema.by_dest[dest].flag
             self.findings.add("args.reserved", flag, entry["why"], entry["fix"], severity=entry["severity"])
             del self.values[dest]
+
+
+def _alike(flag: str, schema: ArgumentSchema) -> list[str]:
+    """Narrow the flags that an unknown one may be a slip of: they share a word with it or begin alike."""
+    words = set(flag.strip("-").split("-"))
+    return [name for name in schema.by_flag if name[:5] == flag[:5] or not words.isdisjoint(name.strip("-").split("-"))]

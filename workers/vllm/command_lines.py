@@ -140,8 +140,7 @@ def _plain_text(text: str) -> tuple[str, dict[str, str]]:
 
 def _commands(text: str) -> tuple[list[list[str]], list[Finding]]:
     """Split a text into commands of words, without prompts, comments, redirections and what runs beside them."""
-    lines = [re.sub(r"^\s*(?:[$#>%]\s+|\(\w+\)\s*\$\s+)", "", row) for row in text.split("\n")]
-    lines = [row for row in lines if row.strip() and not row.lstrip().startswith("#")]
+    lines = [bare for bare in map(_without_prompt, text.split("\n")) if bare.strip()]
     commands: list[list[str]] = []
     findings: list[Finding] = []
     for row in _rows(lines):
@@ -156,6 +155,15 @@ def _commands(text: str) -> tuple[list[list[str]], list[Finding]]:
             else:
                 commands[-1].append(word)
     return [_without_redirections(command) for command in commands if command], findings
+
+
+def _without_prompt(row: str) -> str:
+    """Take a shell's prompt away; a line that begins with # is a comment unless a program follows root's prompt."""
+    bare = re.sub(r"^\s*(?:[$>%]\s+|\(\w+\)\s*[$#]\s+)", "", row)
+    if not bare.lstrip().startswith("#"):
+        return bare
+    bare = bare.lstrip().removeprefix("#")
+    return bare if bare.startswith(" ") and starts_with_program(bare.split()) else ""
 
 
 def _rows(lines: list[str]) -> list[str]:

