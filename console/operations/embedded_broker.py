@@ -62,7 +62,9 @@ def write_users() -> Path:
     """Write the console's own user into the broker's ACL file and switch `default` off; hosts' users stay as they are."""
     path = directory() / "users.acl"
     password = hashlib.sha256(env.generated_secrets()["broker_password"].encode()).hexdigest()
-    ours = ["user default off", f"user console on #{password} ~* &* +@all"]
+    # `default` may do everything but can't sign in: Redis 7.0 replays its append-only file as that user, and would drop
+    # every transaction in it otherwise.
+    ours = ["user default off resetpass ~* &* +@all", f"user console on #{password} ~* &* +@all"]
     kept = [
         line
         for line in (path.read_text().splitlines() if path.exists() else [])

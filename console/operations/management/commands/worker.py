@@ -26,8 +26,8 @@ class Command(BaseCommand):
             end_with_parent(worker)
 
         beat_embedded_init.connect(tie, weak=False)
-        argv = ["worker", "--queues", "console", "--pool", "threads", "--concurrency", str(concurrency)]
-        argv += ["--without-gossip", "--without-mingle", "--quiet", "--loglevel", "WARNING"]
+        argv = ["--quiet", "worker", "--queues", "console", "--pool", "threads", "--concurrency", str(concurrency)]
+        argv += ["--without-gossip", "--without-mingle", "--loglevel", "WARNING"]
         # Celery warns of root at every start. Which user runs the console is the installation's choice (docs/operations.md).
         warnings.filterwarnings("ignore", category=SecurityWarning)
         app.worker_main(argv if no_beat else [*argv, "--beat"])
