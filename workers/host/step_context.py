@@ -1,6 +1,5 @@
 """What a step sees of the world: its order, the host's configuration, its deadline, and how to say how it goes."""
 
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ POLL_SECONDS = 0.1
 """How often a waiting step looks whether it is cancelled or late."""
 
 _PROGRESS_EVERY_SECONDS = 1.0
+_CHANGE_EVERY_SECONDS = 0.25
 
 
 class Progress(Protocol):
@@ -98,10 +98,11 @@ class StepContext:
         self.check()
 
     def progress(self, done: float, total: float | None = None, *, unit: Unit = "items", waiting_for: str = "") -> None:
-        """Say how far the step is; sent at most once a second, and at once when what it waits for changes."""
+        """Say how far the step is; sent once a second at most, sooner when what it waits for changes."""
         now = time.monotonic()
         elapsed = now - self._pace.at
-        if elapsed < _PROGRESS_EVERY_SECONDS and waiting_for == self._pace.waiting_for:
+        changed = waiting_for != self._pace.waiting_for
+        if elapsed < (_CHANGE_EVERY_SECONDS if changed else _PROGRESS_EVERY_SECONDS):
             return
         rate = None
         if self._pace.at and unit != "seconds" and elapsed >= _PROGRESS_EVERY_SECONDS:
@@ -123,27 +124,24 @@ class StepContext:
         """Add a line to the step's own log."""
         self.report(StepEvent(step=self.order.step, fence=self.fence, level=level, text=text))
 
-    def in_background(self, work: Callable[[], Result], *, waiting_for: str) -> Result:
+    def in_background(
+        self, work: Callable[[], Result], *, waiting_for: str, progress: Callable[[], None] | None = None
+    ) -> Result:
         """Run blocking `work` in a thread and return what it returns; meanwhile progress, cancellation, deadline.
 
-        When the step must not go on, the thread is left behind: `work` needs a timeout of its own.
+        `progress` tells how far it is; without it the seconds are told. When the step must not go on, the thread is
+        left behind: `work` needs a timeout of its own.
         """
         future: Future[Result] = Future()
         threading.Thread(target=_run_into, args=(future, work), daemon=True).start()
         while not future.done():
-            self.progress(self.seconds, unit="seconds", waiting_for=waiting_for)
+            if progress is not None:
+                progress()
+            else:
+                self.progress(self.seconds, unit="seconds", waiting_for=waiting_for)
             self.check()
             _wait_for(future)
         return future.result()
-
-    def end_process(self, process: "subprocess.Popen[bytes]") -> None:
-        """End a helper process that this step started, and its group."""
-        process.terminate()
-        try:
-            process.wait(timeout=3)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _run_into(future: "Future[Result]", work: Callable[[], Result]) -> None:

@@ -5,17 +5,21 @@ again by the console and resumes.
 """
 
 import argparse
+import importlib
+import importlib.util
 import logging
 import os
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
 from celery import signals
+from celery.exceptions import SecurityWarning
 from pydantic import ValidationError
 
 from workers.app import host_app
-from workers.contracts import CONTRACT, RUN_STEP, Failure, StepFinished, StepOrder, StepProgress, host_queue
+from workers.contracts import CONTRACT, RUN_STEP, Failure, StepFinished, StepKind, StepOrder, StepProgress, host_queue
 from workers.host.logging_setup import set_up_logging
 from workers.host.outbox import Outbox
 from workers.host.processes import die_with_parent
@@ -79,14 +83,18 @@ def main() -> None:
     options = parser.parse_args()
     die_with_parent(options.parent)
     set_up_logging("worker")
+    # Whoever runs the agent as root was told so when it was set up; JSON is the only content that is accepted.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     config = HostConfig.load(options.config)
     app = host_app(config.name, config.redis_url)
     step_worker = StepWorker(config)
     app.task(name=RUN_STEP)(step_worker.handle)
+    _load_steps()
     signals.setup_logging.connect(_keep_logging, weak=False)
     signals.worker_process_init.connect(_begin_pool_process, weak=False)
     app.worker_main(
         [
+            "--quiet",
             "worker",
             f"--queues={host_queue(config.name)}",
             f"--concurrency={WORKER_PROCESSES}",
@@ -98,6 +106,13 @@ def main() -> None:
             "--loglevel=WARNING",
         ]
     )
+
+
+def _load_steps() -> None:
+    """Import all steps once, before the pool is forked: its processes share the memory and answer at once."""
+    for kind in StepKind:
+        if importlib.util.find_spec(name := f"workers.host.steps.{kind}") is not None:
+            importlib.import_module(name)
 
 
 def _keep_logging(**_signal: object) -> None:
