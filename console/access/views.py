@@ -20,13 +20,14 @@ from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from console.access import policies, services
+from console.access import policies, presentation, services
 from console.access.filters import AuditFilter
 from console.access.forms import AddPersonForm, OwnPasswordForm, RoleForm
 from console.access.models import AuditEntry, Role, User
 from console.access.policies import Action
 from console.common.errors import Refused
 from console.common.forms import add_refusal
+from console.common.parts import wants_part
 
 AUDIT_PAGE_SIZE = 50
 YEAR_SECONDS = 365 * 24 * 3600
@@ -154,9 +155,11 @@ def _ask(request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
     form = context.get("form")
     failed = bool(context.get("refused") or (form is not None and form.errors))
     context |= {"back": reverse("people_list"), "back_label": _("People"), "action": request.path}
-    part = request.htmx and not request.htmx.boosted
     return render(
-        request, "common/_dialog.html" if part else "common/confirm.html", context, status=400 if failed else 200
+        request,
+        "common/_dialog.html" if wants_part(request) else "common/confirm.html",
+        context,
+        status=400 if failed else 200,
     )
 
 
@@ -228,9 +231,10 @@ def audit_list(request: HttpRequest) -> HttpResponseBase:
     page = Paginator(chosen.qs, AUDIT_PAGE_SIZE).get_page(request.GET.get("page"))
     query = request.GET.copy()
     query.pop("page", None)
-    context = {"filter": chosen, "page": page, "query": query.urlencode(), "filtered": any(query.values())}
-    part = request.htmx and not request.htmx.boosted
-    return render(request, "access/_audit_rows.html" if part else "access/audit.html", context)
+    for entry in page:
+        entry.deed = presentation.deed(entry)
+    context = {"filter": chosen, "page": page, "filtered": any(query.values())}
+    return render(request, "access/_audit_rows.html" if wants_part(request) else "access/audit.html", context)
 
 
 class _Line:

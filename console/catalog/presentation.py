@@ -21,6 +21,10 @@ FACT_NAMES = {
     "max_position_embeddings": gettext_lazy("Context length"),
     "context_length": gettext_lazy("Context length"),
     "layers": gettext_lazy("Layers"),
+    "num_hidden_layers": gettext_lazy("Layers"),
+    "hidden_size": gettext_lazy("Hidden size"),
+    "num_attention_heads": gettext_lazy("Attention heads"),
+    "num_key_value_heads": gettext_lazy("KV heads"),
     "vocab_size": gettext_lazy("Vocabulary"),
     "tensors": gettext_lazy("Tensors"),
     "format": gettext_lazy("Format"),
@@ -70,17 +74,26 @@ def truth(model: Model) -> str:
     copies = [copy for revision in model.revisions.all() for copy in revision.copies.all()]
     if not copies:
         return _("No host has a copy, so it can't be deployed.")
-    sound = [copy for copy in copies if copy.state == "verified"]
+    sound = sum(copy.state == "verified" for copy in copies)
     damaged = [copy for copy in copies if copy.state == "damaged"]
-    text = ngettext(
-        "%(sound)d of %(all)d copy is verified and can be deployed.",
-        "%(sound)d of %(all)d copies are verified and can be deployed.",
-        len(copies),
-    ) % {"sound": len(sound), "all": len(copies)}
+    if sound:
+        text = ngettext(
+            "%(sound)d of %(all)d copy is verified.", "%(sound)d of %(all)d copies are verified.", len(copies)
+        )
+    else:
+        text = ngettext("Its copy is not verified.", "None of its %(all)d copies is verified.", len(copies))
+    text %= {"sound": sound, "all": len(copies)}
     if damaged:
         reason = damaged[0].state_reason or _("its files are incomplete or wrong.")
         text += " " + _("The copy on %(host)s is damaged: %(reason)s") % {"host": damaged[0].host, "reason": reason}
     return text
+
+
+def best_copy(model: Model) -> Copy | None:
+    """The copy to deploy first: a verified one, else one that was not looked at yet; never a damaged one."""
+    copies = [copy for revision in model.revisions.all() for copy in revision.copies.all() if copy.state != "damaged"]
+    copies.sort(key=lambda copy: copy.state != "verified")
+    return copies[0] if copies else None
 
 
 def facts(revision: Revision) -> list[tuple[str, str]]:

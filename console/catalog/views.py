@@ -11,6 +11,7 @@ from console.access.policies import Action
 from console.catalog import presentation
 from console.catalog.filters import ModelFilter
 from console.catalog.models import Copy, File, Model, Revision
+from console.common.parts import wants_part
 
 PAGE_SIZE = 50
 SHOWN_FILES = 500
@@ -38,8 +39,7 @@ def model_list(request: HttpRequest) -> HttpResponse:
         "all": policies.visible(request.user, Model.objects.all()).count(),
         "states": {state: states.count(state) for state in ("verified", "unverified", "damaged")},
     }
-    part = request.htmx and not request.htmx.boosted
-    return render(request, "catalog/_model_rows.html" if part else "catalog/models.html", context)
+    return render(request, "catalog/_model_rows.html" if wants_part(request) else "catalog/models.html", context)
 
 
 @require_GET
@@ -48,10 +48,10 @@ def model_detail(request: HttpRequest, pk: int) -> HttpResponse:
     model = policies.get(request.user, _models(), Action.VIEW, pk=pk)
     revisions = list(model.revisions.all())
     newest = revisions[0] if revisions else None
-    files = File.objects.filter(revision=newest)[: SHOWN_FILES + 1] if newest else []
+    files = list(File.objects.filter(revision=newest)[: SHOWN_FILES + 1]) if newest else []
     context = {
         "model": model,
-        "row": presentation.row(model),
+        "best": presentation.best_copy(model),
         "truth": presentation.truth(model),
         "revisions": revisions,
         "newest": newest,

@@ -12,16 +12,14 @@ from console.fleet.models import Device, Engine, Host
 from workers.contracts import CONTRACT
 
 SKEW_WORTH_SAYING_SECONDS = 2
-MEMORY_AMBER, MEMORY_RED = 0.80, 0.95
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A device's memory in bytes, and the colour of its bar: how full it is, not whether that is wrong."""
+    """A device's memory in bytes. A full one is no fault: engines take most of it when they start."""
 
     used: int
     total: int
-    colour: str
 
     @property
     def free(self) -> int:
@@ -33,10 +31,7 @@ def memory(device: Device, vitals: Mapping[str, Any] | None = None) -> Memory:
     """Memory of a device: from the last heartbeat if it says so, else from the last inventory."""
     free = _free_in_vitals(device, vitals or {})
     used = max(0, device.memory_total - (device.memory_free if free is None else free))
-    share = used / device.memory_total if device.memory_total else 0
-    return Memory(
-        used, device.memory_total, "red" if share > MEMORY_RED else "amber" if share > MEMORY_AMBER else "blue"
-    )
+    return Memory(used, device.memory_total)
 
 
 def _free_in_vitals(device: Device, vitals: Mapping[str, Any]) -> int | None:
@@ -147,8 +142,8 @@ class EngineRow:
 
     distribution: str
     version: str
-    cells: list[Engine | None]
-    """One for each column (host) of the table."""
+    cells: list[tuple[Host, Engine | None]]
+    """One for each column of the table."""
 
 
 def engine_table(engines: Iterable[Engine], hosts: list[Host]) -> list[EngineRow]:
@@ -157,7 +152,7 @@ def engine_table(engines: Iterable[Engine], hosts: list[Host]) -> list[EngineRow
     for engine in engines:
         found.setdefault((engine.distribution, engine.version), {})[engine.host_id] = engine
     order = sorted(found, key=lambda key: (key[0], _version_key(key[1])), reverse=True)
-    return [EngineRow(*key, cells=[found[key].get(host.pk) for host in hosts]) for key in order]
+    return [EngineRow(*key, cells=[(host, found[key].get(host.pk)) for host in hosts]) for key in order]
 
 
 def _version_key(version: str) -> list[tuple[int, int | str]]:

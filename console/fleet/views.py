@@ -17,6 +17,7 @@ from console.access import policies
 from console.access.policies import Action
 from console.common.errors import Refused
 from console.common.forms import ReasonForm, add_refusal
+from console.common.parts import wants_part
 from console.fleet import presentation, services
 from console.fleet.filters import HostFilter
 from console.fleet.forms import AddHostForm
@@ -52,8 +53,7 @@ def host_list(request: HttpRequest) -> HttpResponse:
         "counts": {name: presences.count(name) for name in ("online", "offline", "waiting")},
         "all": len(presences),
     }
-    part = request.htmx and not request.htmx.boosted
-    return render(request, "fleet/_host_rows.html" if part else "fleet/hosts.html", context)
+    return render(request, "fleet/_host_rows.html" if wants_part(request) else "fleet/hosts.html", context)
 
 
 def _removed(host: Host) -> bool:
@@ -73,9 +73,7 @@ def host_detail(request: HttpRequest, pk: int) -> HttpResponse:
     """One host: presence, devices, engines, environment, what runs there, copies, agent."""
     host = policies.get(request.user, _hosts_with_counts(), Action.VIEW, pk=pk)
     _attach(host)
-    instances = list(
-        host.instances.exclude(state="stopped").select_related("deployment", "host", "spec__engine")[:100]  # type: ignore[attr-defined]
-    )
+    instances = list(host.instances.exclude(state="stopped").select_related("deployment", "host", "spec__engine")[:100])
     context = {
         "host": host,
         "removed": presentation.is_removed(host),
@@ -83,8 +81,8 @@ def host_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "warnings": presentation.warnings(host),
         "facts": presentation.facts(host),
         "instances": instances,
-        "copies": host.copies.exclude(state="removed").select_related("revision__model")[:100],  # type: ignore[attr-defined]
-        "steps": host.steps.filter(state__in=LIVE_STEPS).select_related("job").order_by("pk")[:20],  # type: ignore[attr-defined]
+        "copies": host.copies.exclude(state="removed").select_related("revision__model")[:100],
+        "steps": host.steps.filter(state__in=LIVE_STEPS).select_related("job").order_by("pk")[:20],
     }
     return render(request, "fleet/host.html", context)
 
@@ -164,9 +162,10 @@ def host_remove(request: HttpRequest, pk: int) -> HttpResponse:
 def _ask(request: HttpRequest, host: Host, context: dict[str, Any]) -> HttpResponse:
     form = context.get("form")
     context |= {"back": reverse("host_detail", args=[host.pk]), "back_label": host.name, "action": request.path}
-    part = request.htmx and not request.htmx.boosted
     status = 400 if form is not None and form.errors else 200
-    return render(request, "common/_dialog.html" if part else "common/confirm.html", context, status=status)
+    return render(
+        request, "common/_dialog.html" if wants_part(request) else "common/confirm.html", context, status=status
+    )
 
 
 @require_GET

@@ -18,7 +18,7 @@ def _new_key() -> str:
     return uuid.uuid4().hex
 
 
-class HostChoice(forms.ModelChoiceField):
+class HostChoice(forms.ModelChoiceField):  # type: ignore[type-arg]
     """A host, with its presence: an offline one begins when it is back."""
 
     def label_from_instance(self, obj: Any) -> str:

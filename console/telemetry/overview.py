@@ -14,6 +14,7 @@ from django.utils.translation import ngettext
 from console.access import policies
 from console.access.models import AuditEntry, User
 from console.access.policies import Action
+from console.access.presentation import deed
 from console.catalog.models import Copy
 from console.common.models import StateChange
 from console.common.states import LOOKS, Look
@@ -196,7 +197,9 @@ def _numbers(
     day_ago = timezone.now() - timedelta(hours=24)
     failed = policies.visible(user, Job.objects.filter(state="failed", finished_at__gte=day_ago)).count()
     return {
-        "serving": sum(one.deployment.state in ("serving", "degraded") for one in deployments),
+        "serving": sum(
+            one.deployment.state in ("serving", "degraded") and one.look is not LOOKS["unknown"] for one in deployments
+        ),
         "deployments": sum(one.deployment.state not in ("stopped", "draft") for one in deployments),
         "ready": sum(one.ready for one in deployments),
         "instances": sum(one.wanted for one in deployments),
@@ -246,7 +249,7 @@ def _names(
 def _deeds() -> list[Change]:
     entries = AuditEntry.objects.filter(actor__isnull=False).exclude(action__startswith="person.")
     return [
-        Change(entry.at, entry.target, entry.target_url, None, entry.reason, f"{entry.actor_name}: {entry.action}")
+        Change(entry.at, entry.target, entry.target_url, None, entry.reason, f"{entry.actor_name} {deed(entry)}")
         for entry in entries[:SHOWN_CHANGES]
     ]
 

@@ -6,6 +6,7 @@ from django.views.decorators.http import require_GET
 
 from console.access import policies
 from console.access.policies import Action
+from console.common.parts import wants_part
 from console.telemetry import overview as overviews
 from console.telemetry import search as searches
 
@@ -25,5 +26,4 @@ def search(request: HttpRequest) -> HttpResponse:
     user = policies.require(request.user, Action.VIEW)
     query = request.GET.get("q", "")[:LONGEST_QUERY].strip()
     context = {"groups": searches.find(user, query), "query": query}
-    part = request.htmx and not request.htmx.boosted
-    return render(request, "common/_palette.html" if part else "overview/search.html", context)
+    return render(request, "common/_palette.html" if wants_part(request) else "overview/search.html", context)

@@ -198,7 +198,10 @@ def control(bound: BoundField) -> SafeString:
     elif isinstance(widget, Select):
         base = "form-select"
     classes = f"{base} {widget.attrs.get('class', '')} {'is-invalid' if bound.errors else ''}".strip()
-    return bound.as_widget(attrs={"class": classes})
+    attrs: dict[str, str | bool] = {"class": classes}
+    if widget.attrs.get("placeholder") == bound.label:
+        attrs["placeholder"] = ""
+    return bound.as_widget(attrs=attrs)
 
 
 @register.inclusion_tag("common/_field.html")

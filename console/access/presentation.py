@@ -1,0 +1,36 @@
+"""The audit log in words."""
+
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
+
+from console.access.models import AuditEntry
+
+DEEDS: dict[str, str | Promise] = {
+    "deployment.create": _("deployed"),
+    "deployment.start": _("started"),
+    "deployment.stop": _("stopped"),
+    "deployment.delete": _("deleted"),
+    "deployment.note": _("changed the notes of"),
+    "deployment.reveal_key": _("looked at the key of"),
+    "engine.install": _("installed"),
+    "host.add": _("added"),
+    "host.join": _("joined"),
+    "host.remove": _("removed"),
+    "host.renew_token": _("made a new join command for"),
+    "instance.restart": _("restarted"),
+    "job.cancel": _("cancelled"),
+    "job.retry": _("retried"),
+    "model.add": _("added"),
+    "person.add": _("added"),
+    "person.change_password": _("changed the password of"),
+    "person.change_role": _("changed the role of"),
+    "person.disable": _("disabled"),
+    "person.enable": _("enabled"),
+    "person.reset_password": _("reset the password of"),
+    "report.refused": _("refused a report of"),
+}
+
+
+def deed(entry: AuditEntry) -> str:
+    """What was done, as the words between who did it and on what; the dotted action if it has no words."""
+    return str(DEEDS.get(entry.action, entry.action))
