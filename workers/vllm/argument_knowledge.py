@@ -5,6 +5,7 @@ same data serve every version.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -139,12 +140,23 @@ def guarded(schema: ArgumentSchema, values: Mapping[str, Value]) -> list[Guarded
         argument = schema.by_dest.get(dest)
         if argument is None or dest not in values or values[dest] in (argument.default, None, False):
             continue
-        if values[dest] in entry.get("only", [values[dest]]) and values[dest] not in entry.get("except", []):
+        if _needs_admin(entry, values[dest]):
             found.append(Guarded(dest, argument.flag, entry["weakens"], entry["why"]))
     return found
 
 
+def _needs_admin(entry: Mapping[str, Any], value: Value) -> bool:
+    if "keys" in entry:
+        return isinstance(value, dict) and not value.keys().isdisjoint(entry["keys"])
+    if "pattern" in entry:
+        return re.search(entry["pattern"], str(value)) is not None
+    return value in entry.get("only", [value]) and value not in entry.get("except", [])
+
+
 def guarded_names() -> Mapping[str, Mapping[str, Any]]:
-    """Return, by form name, everything that may need an admin: `weakens`, `why`, and `only` or `except` for values."""
+    """Return, by form name, everything that may need an admin: `weakens`, `why`, and for which values.
+
+    Which ones: `only` these, all `except` these, text that matches a `pattern`, or JSON with one of `keys`; else any.
+    """
     entries: Mapping[str, Mapping[str, Any]] = _form()["guarded"]
     return entries

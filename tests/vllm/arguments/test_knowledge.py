@@ -94,6 +94,13 @@ def test_every_removed_argument_of_the_shipped_versions_is_explained() -> None:
         ({"worker_cls": "auto", "tool_parser_plugin": "/x.py"}, [("tool_parser_plugin", "safety")]),
         ({"allowed_local_media_path": "/data"}, [("allowed_local_media_path", "safety")]),
         ({"hf_overrides": {}}, []),
+        ({"distributed_executor_backend": "ray"}, []),
+        ({"distributed_executor_backend": "own.module.Executor"}, [("distributed_executor_backend", "safety")]),
+        ({"structured_outputs_config": {"backend": "xgrammar"}}, []),
+        (
+            {"structured_outputs_config": {"reasoning_parser_plugin": "/x.py"}},
+            [("structured_outputs_config", "safety")],
+        ),
         ({"hf_overrides": {"rope_theta": 1}}, [("hf_overrides", "truth")]),
     ],
 )
