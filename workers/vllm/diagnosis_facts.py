@@ -1,0 +1,324 @@
+"""What a log says, collected line by line in constant memory: causes, deaths, the first unknown exception, milestones."""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from workers.vllm.diagnosis_lines import LONGEST_LINE, Level, LogLine, clean
+from workers.vllm.diagnosis_rules import DEATH_NOTICES, DEATHS, EXCEPTION, RULES, WRAPPERS, Rule
+
+# Lines that rules may look back at: a traceback's frames with vLLM's prefix and blank lines in between.
+_LOOK_BACK = 60
+_EVIDENCE_PER_CAUSE = 5
+
+# A line that says nothing of these can't matter. Every rule's lines must pass (tests check each wording).
+_STEMS = (
+    b"rror",
+    b"ERROR",
+    b"xception",
+    b"illed",
+    b"atchdog",
+    b"imed out",
+    b"died",
+    b"Input should",
+    b"gated",
+    b"is restricted",
+    b"hat template",
+    b"fallen off",
+    b"is lost",
+    b"ismatch",
+    b"NVIDIA driver",
+    b"space left",
+    b"NCCL WARN",
+    b"code 137",
+    b"disk space",
+    b"egmentation fault",
+    b"Segfault",
+    b"core dumped",
+    b"custom code",
+    b"gpu-name",
+    b"current PyTorch",
+    b"offline mode",
+    b"panicked",
+)
+# Lines that call themselves INFO are most of a log. Only these words make one worth a look.
+_INFORMATIVE = (
+    b"startup complete",
+    b"hutdown triggered",
+    b"hutting down",
+    b"eceived signal",
+    b"non-default args",
+    b"API server version",
+    b"block found",
+    b"memory: -",
+    b"PU blocks: 0",
+    b"Xid",
+)
+_DIGITS = b"0123456789"
+# Logs repeat themselves. A line that differs from earlier ones in numbers alone is read this often, then passed over.
+_READ_OFTEN = 8
+_REMEMBERED_LINES = 50_000
+_STARTED = re.compile(r"Application startup complete")
+_ASKED_TO_STOP = re.compile(r"shutdown triggered|[Rr]eceived signal|^Shutting down$|received SIG(?:TERM|INT)")
+_NEW_PROCESS = re.compile(r"non-default args:|LLM engine \(v\d|vLLM API server version")
+_FRAME = re.compile(r'\s{2}File "|\s{3,}')
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A line of the log, by its number (from 1), as it stands there but for colours and trailing space."""
+
+    line: int
+    text: str
+
+
+@dataclass(slots=True)
+class Cause:
+    """One cause that the log shows, where it was first seen and how sure that is.
+
+    `soft` is true if a line only warned of it: a start that succeeds afterwards refutes it.
+    """
+
+    code: str
+    line: int
+    message: str
+    confidence: float
+    soft: bool = False
+    hint: str = ""
+    evidence: list[Evidence] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Wanting:
+    """Evidence that wants the next lines too, and how many."""
+
+    evidence: list[Evidence]
+    count: int
+
+    def take(self, lines: Iterable[bytes], first: int) -> bool:
+        """Take the lines that aren't empty until there are enough; returns whether there are."""
+        for number, raw in enumerate(lines, first):
+            if self.count <= 0:
+                break
+            if next(clean(raw)).text.strip():
+                self.evidence.append(Evidence(number, _shown(raw)))
+                self.count -= 1
+        return self.count <= 0
+
+
+# A warning of these stays true although the engine started.
+_LASTING = frozenset({"chat_template.missing", "gpu.xid", "gpu.lost", "process.killed_by_oom"})
+
+
+class Facts:
+    """Collects facts from lines in order; holds a few dozen lines at most, however long the log is."""
+
+    def __init__(self) -> None:
+        self.line_count = 0
+        self.causes: dict[str, Cause] = {}
+        self.death: Cause | None = None
+        self.death_notice: Cause | None = None
+        self.exception: Cause | None = None
+        self.complaint: Cause | None = None
+        self.survived: Cause | None = None
+        self.started: Evidence | None = None
+        self.asked_to_stop: Evidence | None = None
+        self.recent: deque[Evidence] = deque(maxlen=_LOOK_BACK)
+        self._seen: dict[int, int] = {}
+        self._wanting: list[_Wanting] = []
+
+    def observe(self, block: bytes) -> None:
+        """Take the next whole lines: with `\\n` between them, without one at the end."""
+        first = self.line_count + 1
+        starts = self._worth_a_look(block)
+        # Most blocks hold nothing of interest and needn't be cut into lines.
+        lines = block.split(b"\n") if starts or self._wanting else block.rsplit(b"\n", _LOOK_BACK)[-_LOOK_BACK:]
+        count = block.count(b"\n") + 1
+        if self._wanting:
+            self._wanting = [wanting for wanting in self._wanting if not wanting.take(lines, first)]
+        index = at = 0
+        for start in starts:
+            index += block.count(b"\n", at, start)
+            at = start
+            if self._is_news(lines[index]):
+                self._examine(lines, index, first)
+        tail = lines[-_LOOK_BACK:]
+        offset = first + count - len(tail)
+        self.recent.extend(Evidence(offset + index, _shown(raw)) for index, raw in enumerate(tail))
+        self.line_count += count
+
+    def _worth_a_look(self, block: bytes) -> list[int]:
+        """Where the lines begin that may matter: quick searches over the whole block, since hardly any line does."""
+        found: dict[int, bool] = {}
+        for words, informative in ((_STEMS, False), (_INFORMATIVE, True)):
+            for word in words:
+                if word == b"ERROR" and self.complaint and self.line_count > _REMEMBERED_LINES:
+                    continue  # the first complaint is enough; nearly all that rules look for has stems of its own
+                at = block.find(word)
+                while at >= 0:
+                    start = block.rfind(b"\n", 0, at) + 1
+                    if start not in found:
+                        found[start] = _may_matter(block[start : start + 120], informative=informative)
+                    elif informative and not found[start]:
+                        found[start] = not block.startswith(b"    ", start)
+                    end = block.find(b"\n", at)
+                    at = block.find(word, end) if end >= 0 else -1
+        return sorted(start for start, matters in found.items() if matters)
+
+    def _is_news(self, line: bytes) -> bool:
+        key = hash(line[:LONGEST_LINE].translate(None, _DIGITS))
+        times = self._seen.get(key, 0) + 1
+        if len(self._seen) >= _REMEMBERED_LINES:
+            self._seen.clear()
+        self._seen[key] = times
+        return times <= _READ_OFTEN or b"block found" in line or b"startup complete" in line or b"hut" in line
+
+    def _examine(self, lines: list[bytes], index: int, first: int) -> None:
+        number = first + index
+        raw = Evidence(number, _shown(lines[index]))
+
+        def before(count: int) -> list[Evidence]:
+            near = range(max(0, index - count), index)
+            held = [Evidence(first + i, _shown(lines[i])) for i in near]
+            return ([*self.recent][-(count - len(held)) :] if len(held) < count else []) + held
+
+        for line in clean(lines[index]):
+            wanting = self._judge(line, raw, before)
+            if wanting is not None and not wanting.take(islice(lines, index + 1, None), number + 1):
+                self._wanting.append(wanting)
+
+    def _judge(self, line: LogLine, raw: Evidence, before: Callable[[int], list[Evidence]]) -> "_Wanting | None":
+        """Record what the line says; returns the evidence that wants the next lines too."""
+        text = line.text
+        if not text or _FRAME.match(text) or self._is_milestone(text, raw) or self.asked_to_stop:
+            return None
+        rules = _matching_rules(text, informative=line.level is Level.INFO)
+        for rule in rules:
+            if rule.context is None or any(rule.context.search(earlier.text) for earlier in before(_LOOK_BACK)):
+                return self._record(rule, line, raw, before)
+        if line.level is Level.INFO:
+            return None
+        if self.death is None and DEATHS.search(text):
+            self.death = Cause("engine.died", raw.line, text.strip(), 0.8, evidence=[raw])
+        elif self.death_notice is None and DEATH_NOTICES.search(text):
+            self.death_notice = Cause("engine.died", raw.line, text.strip(), 0.7, evidence=[raw])
+        if line.level is Level.WARNING or WRAPPERS.search(text):
+            return None
+        return self._record_unknown(text, line.level, raw, before)
+
+    def _is_milestone(self, text: str, raw: Evidence) -> bool:
+        if _STARTED.search(text):
+            self.started = raw
+            self.causes = {code: cause for code, cause in self.causes.items() if not cause.soft or code in _LASTING}
+            # The engine got over it, so it was no cause; it is kept for the case that nothing else explains an end.
+            self.survived = self.exception or self.complaint or self.survived
+            self.exception = self.complaint = None
+            return True
+        if _NEW_PROCESS.search(text):
+            self.started = self.started if not self.asked_to_stop else None
+            self.asked_to_stop = None
+            return True
+        if _ASKED_TO_STOP.search(text):
+            # After a death the API server shuts down by itself and says so in the same words.
+            if self.death is None and self.death_notice is None and not self.causes:
+                self.asked_to_stop = self.asked_to_stop or raw
+            return True
+        return False
+
+    def _record(
+        self, rule: Rule, line: LogLine, raw: Evidence, before: Callable[[int], list[Evidence]]
+    ) -> "_Wanting | None":
+        soft = line.level <= Level.WARNING and "NCCL" not in line.text
+        known = self.causes.get(rule.code)
+        if known is not None:
+            known.confidence = max(known.confidence, rule.confidence)
+            known.soft = known.soft and soft
+            known.hint = known.hint or _hint(rule, line.text)
+            if len(known.evidence) < _EVIDENCE_PER_CAUSE and raw not in known.evidence:
+                known.evidence.append(raw)
+            return None
+        cause = Cause(rule.code, raw.line, message_of(line.text), rule.confidence, soft, _hint(rule, line.text), [raw])
+        self.causes[rule.code] = cause
+        if rule.code == "gpu.lost" and (xid := re.search(r"\bXid\b.{0,40}?: (\d+)", line.text)):
+            self.causes.setdefault(
+                "gpu.xid", Cause("gpu.xid", raw.line, cause.message, 0.95, soft, f"Xid {xid[1]}.", [raw])
+            )
+        if line.text.startswith("  Input should"):
+            # pydantic names the field on the line before.
+            cause.evidence[:0] = before(1)
+            cause.message = " ".join(clean_text(evidence.text) for evidence in before(1)) + ": " + cause.message
+        return _Wanting(cause.evidence, 2) if line.text.rstrip().endswith((":", "Reasons")) else None
+
+    def _record_unknown(
+        self, text: str, level: Level, raw: Evidence, before: Callable[[int], list[Evidence]]
+    ) -> "_Wanting | None":
+        is_exception = bool(EXCEPTION.match(text))
+        if self.exception is not None or not (is_exception or level is Level.ERROR):
+            return None
+        if not is_exception and (self.complaint is not None or text.startswith("Traceback")):
+            return None
+        around = [earlier for earlier in before(8) if clean_text(earlier.text)][-5:]
+        cause = Cause("unknown", raw.line, message_of(text, keep_class=True), 0.3, evidence=[*around, raw])
+        if is_exception:
+            self.exception = cause
+        else:
+            self.complaint = cause
+        return _Wanting(cause.evidence, 3)
+
+
+def _hint(rule: Rule, text: str) -> str:
+    if not rule.hint:
+        return ""
+    match = rule.pattern.search(text)
+    return rule.hint.format(**match.groupdict()) if match else ""
+
+
+_CLASS = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure)(?:\(\w+\))?:\s*")
+_PYDANTIC_TAIL = re.compile(r"\s*\[type=\w+, input_value=.*\Z")
+
+
+def message_of(text: str, *, keep_class: bool = False) -> str:
+    """The sentence in a line: without pydantic's additions and, unless asked for, without the exception's class."""
+    text = _PYDANTIC_TAIL.sub("", text.strip().removeprefix("Value error, "))
+    stripped = text if keep_class else _CLASS.sub("", text, count=1)
+    return (stripped or text)[:600]
+
+
+def clean_text(raw: str) -> str:
+    """The text of a shown line, without prefix and surrounding space."""
+    return next(clean(raw.encode(errors="replace"))).text.strip()
+
+
+_COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+def _shown(raw: bytes) -> str:
+    return _COLOUR.sub("", raw[:LONGEST_LINE].replace(b"\0", b"").decode(errors="replace")).rstrip()
+
+
+def _may_matter(head: bytes, *, informative: bool) -> bool:
+    """Tell from a line's first bytes: lines that call themselves INFO rarely do, a traceback's source lines never."""
+    if b"]     " in head or head.startswith(b"    "):
+        return False
+    is_info = (b" INFO " in head or head.startswith(b"INFO")) and b"ERROR" not in head and b"WARN" not in head
+    return informative or not is_info
+
+
+def _matching_rules(text: str, *, informative: bool) -> list[Rule]:
+    """The rules whose pattern is in `text`, in order, up to the first that needs no context."""
+    found = []
+    for rule in RULES:
+        if informative and not rule.any_level:
+            continue
+        for word in rule.words:
+            if word in text:
+                break
+        else:
+            continue
+        if rule.pattern.search(text):
+            found.append(rule)
+            if rule.context is None:
+                break
+    return found
