@@ -19,6 +19,7 @@ BFLOAT16_FROM: Capability = (8, 0)
 # These lose too much in float16, so the engine runs them in float32 where there is no bfloat16.
 NO_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 FP8_KV_FROM: Capability = (8, 9)
+SPARSE_ATTENTION_FROM: Capability = (9, 0)
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def check(
         *_dtype(model, platform, device),
         *_kv_dtype(kv_cache_dtype, platform, device),
         *_parallel_sizes(model, tensor_parallel, pipeline_parallel, count),
+        *_sparse_attention(model, platform, device),
         *_attention_on_cpu(model, rules, platform, tensor_parallel),
     ]
     return tuple(reasons)
@@ -196,6 +198,15 @@ def _kv_heads(kv_heads: int, tensor: int) -> list[Reason]:
         return [Reason("parallelism.kv_heads_not_divisible", "error", text)]
     text = f"{kv_heads} key/value heads on {tensor} ranks: each head is kept {tensor // kv_heads} times"
     return [Reason("kv_cache.heads_repeated", "info", text)]
+
+
+def _sparse_attention(model: ModelShape, platform: Platform, device: Device | None) -> list[Reason]:
+    if not model.is_sparse or platform == "cpu" or device is None or device.capability is None:
+        return []
+    if device.capability >= SPARSE_ATTENTION_FROM:
+        return []
+    text = f"sparse attention needs sm_90 or newer; {device.title} has no kernel for it: the engine would not start"
+    return [Reason("attention.unsupported_device", "error", text)]
 
 
 def _attention_on_cpu(model: ModelShape, rules: MemoryRules, platform: Platform, tensor: int) -> list[Reason]:

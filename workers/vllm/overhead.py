@@ -6,7 +6,6 @@ So the plan starts with a guess, made of parts that can be named, and the truth 
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,8 +70,9 @@ def learn(residuals: Sequence[int]) -> LearnedResidual:
     if not residuals:
         message = "nothing was launched yet, so there is nothing to learn from"
         raise ValueError(message)
-    spread = (max(residuals) - min(residuals)) // 2
-    return LearnedResidual(int(statistics.median(residuals)), spread, len(residuals))
+    ordered = sorted(residuals)
+    # The upper of the two middle ones: it is better to plan with a little too much overhead.
+    return LearnedResidual(ordered[len(ordered) // 2], (ordered[-1] - ordered[0]) // 2, len(ordered))
 
 
 def residual(*, budget_bytes: int, weights_bytes: int, kv_bytes: int) -> int:
