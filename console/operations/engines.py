@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from console import env
 from console.operations import local_host
 
 _STOP_SECONDS = 40.0
@@ -36,7 +35,7 @@ def running() -> list[RunningEngine]:
 
 
 def _instances_directory() -> Path:
-    return env.environment().slipway_home / "hosts" / local_host.NAME / "state" / "instances"
+    return local_host.directory() / "state" / "instances"
 
 
 def _read(directory: Path) -> RunningEngine | None:

@@ -1,4 +1,4 @@
-"""This machine as a host: registering it, and keeping its configuration file true."""
+"""Hosts on the console's own machine (or volume): registering one, and keeping its configuration file true."""
 
 import hashlib
 from pathlib import Path
@@ -15,37 +15,42 @@ from workers.sealing import SealingError, generate_key_pair, public_key_of
 NAME = "local"
 
 
-def config_path() -> Path:
-    """Where the local host's configuration lies."""
-    return env.environment().slipway_home / "hosts" / NAME / "host.json"
+def directory(name: str = NAME) -> Path:
+    """Where a host's configuration and state lie."""
+    return env.environment().slipway_home / "hosts" / name
 
 
-def register() -> Path:
-    """Make sure that this machine is a host and that its configuration fits the console; returns the file's path.
+def config_path(name: str = NAME) -> Path:
+    """A host's configuration file."""
+    return directory(name) / "host.json"
+
+
+def register(name: str = NAME) -> Path:
+    """Make sure that there is a host of this name and that its configuration fits the console; returns the file's path.
 
     Needs the broker. The key pair and the password stay as long as they are right; a port that changed is rewritten.
     """
-    host = Host.objects.filter(name=NAME).first()
+    host = Host.objects.filter(name=name).first()
     token = ""
     if host is None:
-        host, token = fleet.add_host(name=NAME, actor=None)
-    known = _stored()
+        host, token = fleet.add_host(name=name, actor=None)
+    known = _stored(name)
     if known is None or not _is_accepted(known, host):
         token = token or fleet.renew_join_token(host, actor=None)
         private = known.private_key if known else generate_key_pair()[0]
         credentials = fleet.join(token=token, public_key=public_key_of(private))
-        _write(private, credentials.redis_url, (credentials.port_first, credentials.port_last))
-        return config_path()
+        _write(name, private, credentials.redis_url, (credentials.port_first, credentials.port_last))
+        return config_path(name)
     if host in broker_users.missing([host]):
         broker_users.ensure(host)
-    _write(known.private_key, _at_broker(known.redis_url), (host.port_first, host.port_last))
-    return config_path()
+    _write(name, known.private_key, _at_broker(known.redis_url), (host.port_first, host.port_last))
+    return config_path(name)
 
 
-def _stored() -> HostConfig | None:
+def _stored(name: str) -> HostConfig | None:
     """The stored configuration, or None if there is none that can be used."""
     try:
-        known = HostConfig.load(config_path())
+        known = HostConfig.load(config_path(name))
         public_key_of(known.private_key)
     except (HostConfigError, SealingError):
         return None
@@ -67,20 +72,20 @@ def _at_broker(redis_url: str) -> str:
     return urlunsplit(now._replace(netloc=f"{credentials}@{now.hostname}:{now.port or 6379}"))
 
 
-def _write(private_key: str, redis_url: str, ports: tuple[int, int]) -> None:
+def _write(name: str, private_key: str, redis_url: str, ports: tuple[int, int]) -> None:
     home = env.environment().slipway_home
     config = HostConfig(
-        name=NAME,
+        name=name,
         redis_url=redis_url,
         console_url=env.public_url(),
         private_key=private_key,
-        state_dir=home / "hosts" / NAME / "state",
+        state_dir=directory(name) / "state",
         engines_dir=home / "engines",
         models_dir=home / "models",
         port_range=ports,
     )
-    if config != _stored():
-        config.save(config_path())
+    if config != _stored(name):
+        config.save(config_path(name))
 
 
 def forget_connections() -> None:

@@ -35,7 +35,7 @@ def _describe(pid: int | None) -> str:
     if pid is None:
         return "a process of another user"
     try:
-        command = " ".join(psutil.Process(pid).cmdline())
+        command = " ".join(psutil.Process(pid).cmdline()).strip()
     except psutil.Error:
         command = "?"
     return f"pid {pid}: {command[:120]}"
