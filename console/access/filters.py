@@ -22,8 +22,8 @@ AREAS = [
 ]
 
 
-def _people(_request: Any) -> QuerySet[User]:
-    return User.objects.order_by("username")
+def _people(request: Any) -> QuerySet[User]:
+    return User.objects.filter(team_id=request.user.team_id).order_by("username")
 
 
 class AuditFilter(django_filters.FilterSet):  # type: ignore[misc]

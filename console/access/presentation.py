@@ -1,9 +1,10 @@
 """The audit log in words."""
 
+from django.db.models import Q, QuerySet
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
-from console.access.models import AuditEntry
+from console.access.models import AuditEntry, User
 
 DEEDS: dict[str, str | Promise] = {
     "deployment.create": _("deployed"),
@@ -29,6 +30,11 @@ DEEDS: dict[str, str | Promise] = {
     "person.reset_password": _("reset the password of"),
     "report.refused": _("refused a report of"),
 }
+
+
+def entries_for(user: User) -> QuerySet[AuditEntry]:
+    """What people of the user's own team did, and what the console did by itself."""
+    return AuditEntry.objects.filter(Q(actor__team_id=user.team_id) | Q(actor=None))
 
 
 def deed(entry: AuditEntry) -> str:

@@ -224,8 +224,8 @@ def closed(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
 @require_GET
 def audit_list(request: HttpRequest) -> HttpResponseBase:
     """Who did what, on what, why, and from where; as a page or as CSV."""
-    policies.require(request.user, Action.OPERATE)
-    chosen = AuditFilter(request.GET, queryset=AuditEntry.objects.all(), request=request)
+    user = policies.require(request.user, Action.OPERATE)
+    chosen = AuditFilter(request.GET, queryset=presentation.entries_for(user), request=request)
     if request.GET.get("format") == "csv":
         return _as_csv(chosen.qs)
     page = Paginator(chosen.qs, AUDIT_PAGE_SIZE).get_page(request.GET.get("page"))

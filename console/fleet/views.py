@@ -31,10 +31,14 @@ LIVE_STEPS = ("queued", "running", "cancelling", "interrupted")
 def _hosts_with_counts() -> QuerySet[Host]:
     """Hosts with what their rows show, in a constant number of queries."""
     living = ~Q(instances__state__in=GONE) & Q(instances__isnull=False)
-    return Host.objects.annotate(
-        instances_count=Count("instances", filter=living, distinct=True),
-        ready_count=Count("instances", filter=Q(instances__state="ready"), distinct=True),
-    ).prefetch_related("devices", Prefetch("engines", Engine.objects.filter(present=True)))
+    return (
+        Host.objects.annotate(
+            instances_count=Count("instances", filter=living, distinct=True),
+            ready_count=Count("instances", filter=Q(instances__state="ready"), distinct=True),
+        )
+        .prefetch_related("devices", Prefetch("engines", Engine.objects.filter(present=True)))
+        .order_by("name")
+    )
 
 
 @require_GET

@@ -12,9 +12,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from console.access import policies
-from console.access.models import AuditEntry, User
+from console.access.models import User
 from console.access.policies import Action
-from console.access.presentation import deed
+from console.access.presentation import deed, entries_for
 from console.catalog.models import Copy
 from console.common.models import StateChange
 from console.common.states import LOOKS, Look
@@ -215,7 +215,7 @@ def _numbers(
 def _changes(user: User) -> list[Change]:
     lines = _moves(user)
     if policies.can(user, Action.OPERATE):
-        lines += _deeds()
+        lines += _deeds(user)
     lines.sort(key=lambda line: line.at, reverse=True)
     return lines[:SHOWN_CHANGES]
 
@@ -246,8 +246,8 @@ def _names(
     return {row.pk: row for row in policies.visible(user, rows, team_path=team_path).filter(pk__in=wanted)}
 
 
-def _deeds() -> list[Change]:
-    entries = AuditEntry.objects.filter(actor__isnull=False).exclude(action__startswith="person.")
+def _deeds(user: User) -> list[Change]:
+    entries = entries_for(user).filter(actor__isnull=False).exclude(action__startswith="person.")
     return [
         Change(entry.at, entry.target, entry.target_url, None, entry.reason, f"{entry.actor_name} {deed(entry)}")
         for entry in entries[:SHOWN_CHANGES]

@@ -1,0 +1,117 @@
+"""Pages of models, as each role meets them."""
+
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from console.access.models import Team, User
+from console.catalog.models import Copy, Model, Revision
+from console.jobs.models import Job
+from tests.factories import Fleet
+
+
+def signed_in(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def test_everybody_may_look(admin: User, operator: User, viewer: User, fleet: Fleet) -> None:
+    page = reverse("model_detail", args=[fleet.copy.revision.model_id])
+    for user in (admin, operator, viewer):
+        assert signed_in(user).get(reverse("model_list")).status_code == 200
+        assert signed_in(user).get(page).status_code == 200
+
+
+def test_models_of_another_team_are_invisible(admin: User, fleet: Fleet) -> None:
+    team = Team.objects.create(name="others")
+    model = Model.objects.create(name="Secret", team=team)
+    copy = Copy.objects.create(revision=Revision.objects.create(model=model, commit="x"), host=fleet.host, path="/s")
+    client = signed_in(admin)
+    assert "Secret" not in client.get(reverse("model_list")).content.decode()
+    assert client.get(reverse("model_detail", args=[model.pk])).status_code == 404
+    assert client.post(reverse("copy_verify", args=[copy.pk])).status_code == 404
+
+
+def test_verifying_is_for_operators_and_goes_to_the_job(operator: User, viewer: User, fleet: Fleet) -> None:
+    page = reverse("copy_verify", args=[fleet.copy.pk])
+    detail = reverse("model_detail", args=[fleet.copy.revision.model_id])
+    assert signed_in(viewer).post(page).status_code == 403
+    assert page not in signed_in(viewer).get(detail).content.decode()
+    assert page in signed_in(operator).get(detail).content.decode()
+    assert signed_in(operator).get(page).status_code == 405
+    answer = signed_in(operator).post(page)
+    assert answer.headers["Location"] == reverse("job_detail", args=[Job.objects.get(kind="verify").pk])
+
+
+def test_a_directory_becomes_a_model_and_a_job(admin: User, fleet: Fleet) -> None:
+    form = {"name": "Qwen3", "host": fleet.host.pk, "path": "/srv/models/Qwen3", "license": "Apache-2.0", "notes": ""}
+    answer = signed_in(admin).post(reverse("model_add"), form)
+    assert answer.headers["Location"] == reverse("job_detail", args=[Job.objects.get(kind="verify").pk])
+    assert Copy.objects.get(path="/srv/models/Qwen3").revision.model.license == "Apache-2.0"
+
+
+@pytest.mark.parametrize("path", ["relative/path", "/srv/../etc", ""])
+def test_a_bad_directory_is_refused_at_its_field_and_the_rest_kept(admin: User, fleet: Fleet, path: str) -> None:
+    answer = signed_in(admin).post(reverse("model_add"), {"name": "Qwen3", "host": fleet.host.pk, "path": path})
+    assert answer.status_code == 400
+    assert list(answer.context["form"].errors) == ["path"]
+    assert 'value="Qwen3"' in answer.content.decode()
+    assert not Job.objects.exists()
+
+
+def test_damage_is_said_in_the_first_sentence_with_what_to_do(viewer: User, fleet: Fleet) -> None:
+    failure = {
+        "code": "weights.truncated",
+        "message": "part 3 ends early",
+        "next": "Download it again.",
+        "evidence": [],
+    }
+    Copy.objects.filter(pk=fleet.copy.pk).update(
+        state="damaged", state_reason="part 3 ends early", verification={"failure": failure}
+    )
+    page = signed_in(viewer).get(reverse("model_detail", args=[fleet.copy.revision.model_id])).content.decode()
+    assert f"The copy on {fleet.host.name} is damaged: part 3 ends early" in page
+    assert "Download it again." in page
+    assert "one is damaged" in signed_in(viewer).get(reverse("model_list")).content.decode()
+
+
+def test_facts_have_units(viewer: User, fleet: Fleet) -> None:
+    Revision.objects.filter(pk=fleet.copy.revision_id).update(
+        architecture="LlamaForCausalLM",
+        size_bytes=269_060_552,
+        facts={"parameters": 134_515_008, "max_position_embeddings": 8192, "torch_dtype": "bfloat16"},
+    )
+    facts = dict(signed_in(viewer).get(reverse("model_detail", args=[fleet.copy.revision.model_id])).context["facts"])
+    assert facts["Parameters"] == "135 M"
+    assert facts["Context length"] == "8,192 tokens"
+    assert facts["Size of its files"] == "257 MiB"
+
+
+def test_the_list_filters_by_text_and_by_the_state_of_a_copy(viewer: User, fleet: Fleet) -> None:
+    other = Fleet.make()
+    Copy.objects.filter(pk=other.copy.pk).update(state="damaged")
+    Revision.objects.filter(pk=other.copy.revision_id).update(architecture="Qwen3MoeForCausalLM")
+    client = signed_in(viewer)
+
+    def found(**query: Any) -> list[str]:
+        return [row.model.name for row in client.get(reverse("model_list"), query).context["rows"]]
+
+    assert found(copy="damaged") == [other.copy.revision.model.name]
+    assert found(q="qwen3moe") == [other.copy.revision.model.name]
+    assert len(found()) == 2
+    assert found(q="nothing like it") == []
+
+
+def test_the_list_costs_the_same_with_many_models(
+    viewer: User, fleet: Fleet, django_assert_max_num_queries: Any
+) -> None:
+    for number in range(30):
+        revision = Revision.objects.create(model=Model.objects.create(name=f"M{number}"), commit="x")
+        Copy.objects.create(revision=revision, host=fleet.host, path=f"/m/{number}")
+    client = signed_in(viewer)
+    with django_assert_max_num_queries(9):
+        answer = client.get(reverse("model_list"))
+    assert len(answer.context["rows"]) == 31
