@@ -24,7 +24,6 @@ from workers.vllm.arguments import (
     load_schema,
     read_model_config,
     schema_for,
-    with_config_file,
 )
 
 DEFAULT_PORT = 8000
@@ -74,19 +73,25 @@ def _check(schema: ArgumentSchema, options: argparse.Namespace) -> CheckedArgume
     if options.schema is not None and options.engine_version not in (None, schema.version):
         message = f"The schema is of vLLM {schema.version}, not {options.engine_version}."
         notes.append(Finding("schema.other_version", "warning", "", message, "Dump that engine's schema again."))
-    words, unread = with_config_file(schema, options.argv, lambda path: Path(path).read_text(encoding="utf-8"))
-    if options.port_check and not any(word.split("=")[0] == "--port" for word in words) and port_taken(DEFAULT_PORT):
-        message = f"Port {DEFAULT_PORT}, vLLM's default, is in use on this machine."
-        notes.append(Finding("port.in_use", "error", "--port", message, "Give another --port."))
-    checked = check_words(words, schema, Surroundings(port_taken=port_taken))
+    if options.port_check and not any(word.split("=")[0] == "--port" for word in options.argv):
+        notes += _default_port()
+    known = Surroundings(port_taken=port_taken, read_file=lambda path: Path(path).read_text(encoding="utf-8"))
+    checked = check_words(options.argv, schema, known)
     config, missing = _model_config(checked.model, options)
     if config is not None:
-        checked = check_words(words, schema, Surroundings(model_config=config, port_taken=port_taken))
+        checked = check_words(options.argv, schema, replace(known, model_config=config))
     return replace(
         checked,
         engine_version=options.engine_version or schema.version,
-        findings=(*notes, *missing, *unread, *checked.findings),
+        findings=(*notes, *missing, *checked.findings),
     )
+
+
+def _default_port() -> list[Finding]:
+    if not port_taken(DEFAULT_PORT):
+        return []
+    message = f"Port {DEFAULT_PORT}, vLLM's default, is in use on this machine."
+    return [Finding("port.in_use", "error", "--port", message, "Give another --port.")]
 
 
 def _model_config(model: str | None, options: argparse.Namespace) -> tuple[dict[str, Any] | None, list[Finding]]:

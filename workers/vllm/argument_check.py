@@ -188,11 +188,19 @@ class _Check:
             message = f"{argument.flag} takes no keys; only JSON arguments are set key by key."
             self.findings.add("args.invalid_value", argument.flag, message, f"Write {argument.flag} VALUE.")
             return
+        if not use.words:
+            self.findings.add(
+                "args.invalid_value", argument.flag, f"{key} needs a value.", "Give one, or leave it out."
+            )
+            return
         target = self.by_key.setdefault(argument.dest, {})
         if merge_keys(target, use.keys, key_value(use.words[0])):
             self.findings.add("args.duplicate", key, f"{key} is given twice; the last one counts.", "Keep one.")
 
     def _take_value(self, use: Use, argument: Argument) -> None:
+        if use.decimal is not None:
+            message = f"vLLM takes {use.decimal} after {argument.flag} for a JSON key, because of its dash and dot."
+            self.findings.add("args.invalid_value", argument.flag, message, f"Write {argument.flag}={use.decimal}.")
         try:
             value = self._switch(use, argument) if argument.boolean else parse_words(argument, use.words)
         except RefusedValueError as problem:

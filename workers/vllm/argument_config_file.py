@@ -16,9 +16,10 @@ CONFIG = "--config"
 def with_config_file(
     schema: ArgumentSchema, words: Sequence[str], read: Callable[[str], str] | None
 ) -> tuple[list[str], list[Finding]]:
-    """Replace `--config FILE` by the arguments in it; unchanged words, with a finding, where it can't be read.
+    """Replace `--config FILE` by the arguments in it; where it can't be read it is left out, with a finding.
 
-    `read` returns a file's text or raises OSError; None where files are out of reach.
+    A line that kept the file would start with arguments that nobody has checked. `read` returns a file's text or raises
+    OSError; None where files are out of reach.
     """
     path, rest = _take_config(words)
     if path is None:
@@ -38,8 +39,8 @@ def with_config_file(
         else:
             model = 1 if rest and not rest[0].startswith("-") else 0
             return [*rest[:model], *extra, *rest[model:]], []
-    message = f"The arguments in {path} weren't checked: {problem}."
-    return list(words), [Finding("args.config_unread", "warning", CONFIG, message, "Give its arguments on the line.")]
+    message = f"The arguments in {path} weren't read and are left out: {problem}."
+    return rest, [Finding("args.config_unread", "warning", CONFIG, message, "Give its arguments on the line.")]
 
 
 def _take_config(words: Sequence[str]) -> tuple[str | None, list[str]]:

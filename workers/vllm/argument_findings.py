@@ -48,13 +48,15 @@ class Surroundings:
     """What the check may know beyond the line.
 
     `model_config`: the parsed config.json, or None. `environment`: variables set for the engine. `port_taken`: says
-    whether a TCP port is in use on this machine; None leaves ports alone. `by_module`: the line was given to
+    whether a TCP port is in use on this machine; None leaves ports alone. `read_file`: returns the text of a file on this
+    machine or raises OSError, for `--config`; None where files are out of reach. `by_module`: the line was given to
     `python -m …api_server`, where `--model` is the right way to name the model.
     """
 
     model_config: Mapping[str, Any] | None = None
     environment: Mapping[str, str] | None = None
     port_taken: Callable[[int], bool] | None = None
+    read_file: Callable[[str], str] | None = None
     by_module: bool = False
 
 

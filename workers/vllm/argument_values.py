@@ -210,12 +210,10 @@ def _out_of_range(argument: Argument, word: str, limits: dict[str, float]) -> Re
 
 def _json(argument: Argument, word: str) -> Value:
     try:
-        value = json.loads(word)
-    except ValueError:
-        try:
-            value = json.loads(_expanded(word))
-        except ValueError as error:
-            raise _not_json(argument, word, str(error)) from error
+        # Only configuration classes, whose keys are known, take numbers such as 80g
+        value = json.loads(word if argument.keys is None else _expanded(word))
+    except ValueError as error:
+        raise _not_json(argument, word, str(error)) from error
     if isinstance(value, list) if argument.wants_list else isinstance(value, dict):
         _check_keys(argument, value)
         return value
@@ -242,7 +240,7 @@ def _check_keys(argument: Argument, value: Value) -> None:
 
 
 def _expanded(text: str) -> str:
-    """Write out numbers such as 80g in JSON, outside of strings, as newer vLLM does for its configuration objects."""
+    """Write out numbers such as 80g in JSON, outside of strings, as vLLM 0.32 does for its configuration classes."""
     parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
     for position in range(0, len(parts), 2):
         parts[position] = re.sub(
@@ -280,7 +278,7 @@ def _mended_text(word: str, *, wants_list: bool) -> Value:
     # {model: org/name, num_speculative_tokens: 3}: JSON whose quotes the shell has eaten
     quoted = re.sub(r"(?<=[{,:\[])\s*([A-Za-z_/.][\w./-]*)\s*(?=[,:}\]])", _quoted, word.strip())
     try:
-        return json.loads(quoted)
+        return json.loads(_expanded(quoted))
     except ValueError:
         return None
 

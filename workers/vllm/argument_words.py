@@ -23,7 +23,7 @@ class Use:
 
     `spelling` is the flag with dashes for underscores, `argument` None when this version hasn't it. `keys` are the JSON
     keys after a dot. `refused` is the value given to a switch that takes none (`=false`). `candidates` are the flags an
-    ambiguous prefix could mean.
+    ambiguous prefix could mean. `decimal` is a value such as -0.5 that stands alone: vLLM takes it for a JSON key.
     """
 
     spelling: str
@@ -34,6 +34,7 @@ class Use:
     refused: str | None = None
     keys: tuple[str, ...] = ()
     candidates: tuple[str, ...] = ()
+    decimal: str | None = None
 
 
 @dataclass
@@ -111,7 +112,7 @@ class _Reader:
         if "." in name:
             base, *keys = name.removesuffix("+").split(".")
             value = given if given is not None else self._next_word()
-            if name.endswith("+"):
+            if name.endswith("+") and value is not None:
                 value = json.dumps(value.split(","))
             self._add(base, value, tuple(keys))
         elif name.startswith("--") or name in self.schema.by_flag or len(name) < 3 or self._prefix_of_short(name):
@@ -124,9 +125,9 @@ class _Reader:
     def _prefix_of_short(self, name: str) -> bool:
         return any(flag.startswith(name) for flag in self.schema.by_flag)
 
-    def _next_word(self) -> str:
+    def _next_word(self) -> str | None:
         if self.position == len(self.words):
-            return ""
+            return None
         self.position += 1
         return self.words[self.position - 1]
 
@@ -139,11 +140,11 @@ class _Reader:
             value = text if equals else self._next_word()
             keys = tuple(name.removesuffix("+").split(".")[1:])
             spelling = "-O" if "-O" in self.schema.by_flag else "-O."
-            self.reading.uses.append(Use(spelling, older, (value,), keys=keys))
+            self.reading.uses.append(Use(spelling, older, () if value is None else (value,), keys=keys))
             return
         level = word[2:].removeprefix("=")
         if not level and self.position < len(self.words) and self.words[self.position] in ("0", "1", "2", "3"):
-            level = self._next_word()
+            level = self._next_word() or ""
         if not level:
             self._add("-O", None, ())
         elif newer is not None:
@@ -161,20 +162,23 @@ class _Reader:
                 flag = candidates[0]
                 argument = self.schema.by_flag[flag]
         if argument is None:
-            words = self._take_unknown(spelling, given) if not keys else (given or "",)
+            words = () if keys else self._take_unknown(spelling, given)
             self.reading.uses.append(Use(spelling, None, words, keys=keys, candidates=tuple(candidates)))
             return
         refused = self._take_refused(given) if argument.boolean else None
-        words = () if argument.boolean else self._take(argument, given)
+        # A single key's value has been taken with it
+        words = () if argument.boolean or (keys and given is None) else self._take(argument, given)
+        alone = [word for word in words if given is None and "." in word and is_negative_number(word)]
         self.reading.uses.append(
             Use(
                 spelling,
                 argument,
-                (given or "",) if keys else words,
+                words,
                 negated=flag == argument.negative,
                 abbreviated=flag != spelling,
                 refused=refused,
                 keys=keys,
+                decimal=alone[0] if alone else None,
             )
         )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from workers.vllm.argument_check import check_arguments
+from workers.vllm.argument_config_file import with_config_file
 from workers.vllm.argument_findings import CheckedArguments, Finding, Surroundings
 from workers.vllm.argument_schema import ArgumentSchema
 from workers.vllm.argument_table import version_key
@@ -56,7 +57,7 @@ def check_words(
     if len(words) == 1 and len(words[0].split()) > 1:
         return parse_command_line(words[0], schema, surroundings)
     if not starts_with_program(words):
-        return check_arguments(schema, words, surroundings)
+        return _checked(CommandLine(list(words)), schema, surroundings)
     return _checked(_from_words(list(words)), schema, surroundings)
 
 
@@ -102,9 +103,11 @@ def _checked(line: CommandLine, schema: ArgumentSchema, surroundings: Surroundin
     given = replace(
         given, environment={**(given.environment or {}), **line.environment}, by_module=given.by_module or by_module
     )
-    checked = check_arguments(schema, line.words, given)
+    words, unread = with_config_file(schema, line.words, given.read_file)
+    checked = check_arguments(schema, words, given)
     program = _program_finding(line.module, schema)
-    return replace(checked, findings=(*line.findings, *([program] if program else []), *checked.findings))
+    findings = (*line.findings, *([program] if program else []), *unread, *checked.findings)
+    return replace(checked, findings=findings)
 
 
 def _program_finding(module: str, schema: ArgumentSchema) -> Finding | None:

@@ -112,3 +112,9 @@ def test_a_long_context_that_the_environment_allows_is_seen_in_the_pasted_line()
     known = Surroundings(model_config={"max_position_embeddings": 1024})
     text = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve M --max-model-len 2048"
     assert parse_command_line(text, schema_for("0.32.0"), known).ok
+
+
+def test_a_config_file_of_another_machine_is_left_out_and_said_to_be_unread() -> None:
+    answer = parse("vllm serve M --config /etc/vllm.yaml --seed 1")
+    assert [(finding.code, finding.severity) for finding in answer.findings] == [("args.config_unread", "warning")]
+    assert answer.argv == ("M", "--seed", "1")

@@ -21,7 +21,7 @@ from workers.vllm.arguments import (
 )
 
 VERSIONS = shipped_versions()
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
