@@ -335,7 +335,7 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
+def own_broker(tmp_path: Path) -> Iterator[Broker]:
     """A broker of the test's own, that it may kill."""
     directory = tmp_path / "broker"
     directory.mkdir()

@@ -8,7 +8,7 @@ import ctypes
 import functools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,16 +66,18 @@ def all_processes() -> Iterator[ProcessFacts]:
             yield facts
 
 
-def family_of(instance: str, directory: Path, session: int | None) -> list[ProcessFacts]:
+def family_of(
+    instance: str, directory: Path, session: int | None, *, ancestor: int | None = None
+) -> list[ProcessFacts]:
     """Return every living process of an instance, whoever its parent is by now; never the caller itself.
 
     It belongs to the instance if it carries the ownership variable, or if it is in the engine's `session` *and* works
     in or writes to the instance's `directory` (engines that set their process title overwrite their environment, so
-    that the variable alone would miss them). Descendants of the caller belong to it too.
+    that the variable alone would miss them: vLLM's EngineCore and Worker do). Descendants of `ancestor` belong to it too.
     """
     own = os.getpid()
     processes = [process for process in all_processes() if process.pid != own and not process.zombie]
-    descendants = _descendants_of(own, processes)
+    descendants = descendants_of(ancestor, processes) if ancestor is not None else set()
     token = f"{OWNER_VARIABLE}={instance}".encode()
     return [
         process
@@ -86,7 +88,8 @@ def family_of(instance: str, directory: Path, session: int | None) -> list[Proce
     ]
 
 
-def _descendants_of(ancestor: int, processes: list[ProcessFacts]) -> set[int]:
+def descendants_of(ancestor: int, processes: Iterable[ProcessFacts]) -> set[int]:
+    """Pids of all processes below `ancestor`."""
     children: dict[int, list[int]] = {}
     for process in processes:
         children.setdefault(process.parent, []).append(process.pid)

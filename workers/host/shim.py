@@ -31,7 +31,15 @@ from types import FrameType
 from typing import Any
 
 from workers.host.files import read_json, write_json
-from workers.host.processes import become_subreaper, boot_id, facts_of, family_of, is_alive
+from workers.host.processes import (
+    all_processes,
+    become_subreaper,
+    boot_id,
+    descendants_of,
+    facts_of,
+    family_of,
+    is_alive,
+)
 
 UNFINISHED = ("running", "backoff", "stopping")
 """Values of `state` that only stand while a shim is (or was) at work; the others are `stopped` and `crashed`."""
@@ -221,9 +229,16 @@ class Shim:
     def _end_family(self) -> None:
         """Kill what is left of the engine, and return only when no process of it exists."""
         pause = 0.002
-        while family := family_of(self.instance, self.directory, self.state.get("pid")):
-            for process in family:
-                _kill(process.pid, signal.SIGKILL)
+        while True:
+            # First those that are surely ours and cheap to find; a look at every process' environment comes last.
+            pids = descendants_of(os.getpid(), [process for process in all_processes() if not process.zombie])
+            if not pids:
+                family = family_of(self.instance, self.directory, self.state.get("pid"))
+                pids = {process.pid for process in family}
+            if not pids:
+                break
+            for pid in pids:
+                _kill(pid, signal.SIGKILL)
             time.sleep(pause)
             pause = min(pause * 2, 0.2)
             self._reap()

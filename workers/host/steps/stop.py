@@ -19,7 +19,8 @@ def run(context: StepContext, payload: Payload) -> StopResult:
         if state is None or not state.unfinished:
             break
         was_running = True
-        left = len(family_of(str(payload.instance), files.directory, state.pid))
+        family = family_of(str(payload.instance), files.directory, state.pid)
+        left = sum(process.pid != state.shim_pid for process in family)
         context.progress(
             context.seconds,
             payload.grace_seconds,
