@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
             supported_architectures=architectures,
             progress=_Progress() if sys.stderr.isatty() else None,
         )
-    except Exception as error:  # noqa: BLE001 - a defect of ours must still give one JSON object
+    except Exception as error:  # A defect of ours must still give one JSON object.
         message = f"The verification itself failed: {type(error).__name__}: {error}."
         fix = "Please report this; the model was not proven sound."
         _print_failure(options, Finding("verify.internal_error", Severity.ERROR, None, message, fix))

@@ -1,7 +1,7 @@
 """Which tensors a configuration implies, per family of architectures.
 
-A family is a row of parts. Adding an architecture is adding a row; `tests/weights/data` holds what transformers really saves for
-each, so a wrong row fails a test.
+A family is a row of parts. Adding an architecture is adding a row; `tests/weights/data` holds what transformers really
+saves for each, so a wrong row fails a test.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -64,7 +64,7 @@ class Family:
     # What `tie_word_embeddings` means where the configuration doesn't say.
     tied: bool = False
     head_bias: bool = False
-    extra: Part | None = None
+    per_layer: Part | None = None
     ends: Ends = _nothing
     # Whether layers past the last are draft layers for speculative decoding.
     draft_layers: bool = False
@@ -127,7 +127,7 @@ def _mixtral_mixture(*, correction: bool = False) -> Part:
     return weights
 
 
-def _gemma4_layer(config: TextConfig, layer: int, at: str) -> Iterable[Weight | Choice]:
+def _gemma4_layer(config: TextConfig, _layer: int, at: str) -> Iterable[Weight | Choice]:
     hidden = config.hidden
     yield Weight(f"{at}layer_scalar", (1,), required=False)
     if width := config.number("hidden_size_per_layer_input"):
@@ -184,7 +184,7 @@ _GLM4_MOE = Family(optional_qk_norm, mixture=_deepseek_mixture(correction=True),
 _QWEN3_NEXT = Family(_hybrid(split=False), mixture=_qwen_mixture(shared=True))
 _QWEN3_5 = Family(_hybrid(split=True))
 _GEMMA4 = Family(
-    gemma4_attention, feed_forward=gemma4_mlp, norms=_FOUR_NORMS, tied=True, extra=_gemma4_layer, ends=_gemma4_ends
+    gemma4_attention, feed_forward=gemma4_mlp, norms=_FOUR_NORMS, tied=True, per_layer=_gemma4_layer, ends=_gemma4_ends
 )
 
 # By the text configuration's model_type, with a trailing "_text" left out.
@@ -372,8 +372,8 @@ def _layer(text: TextConfig, family: Family, layer: int, at: str) -> Iterable[We
         yield from family.mixture(text, layer, at + family.mixture_name)
     else:
         yield from family.feed_forward(text, layer, at + family.feed_forward_name)
-    if family.extra is not None:
-        yield from family.extra(text, layer, at)
+    if family.per_layer is not None:
+        yield from family.per_layer(text, layer, at)
 
 
 def _draft(config: Mapping[str, Any], text: TextConfig, family: Family, name: str) -> Iterable[Group]:

@@ -1,5 +1,6 @@
 """One model directory under examination: puts together what the files say and runs every check on it."""
 
+import contextlib
 import io
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ from workers.weights.expectations import ImpossibleConfigError
 from workers.weights.findings import Findings, printable
 from workers.weights.gguf import GGUFError, read_gguf
 from workers.weights.guide_format import MAP_FILE, check_guide_format
-from workers.weights.layers import compare_layers, note_mixed_types
+from workers.weights.layers import check_vocabulary, compare_layers, note_mixed_types
 from workers.weights.layout import Layout
 from workers.weights.quantization import check_quantisation, logical_shape
 from workers.weights.safetensors import DTYPE_BITS
@@ -171,8 +172,13 @@ class Checkpoint:
             )
             check.run(implied, multimodal=_is_multimodal(config))
         text = architectures.text_config(config)
-        model_type = str(text.get("model_type", ""))
-        compare_layers(weights, findings, model_type=model_type, towers_only=implied is not None)
+        compare_layers(weights, findings, text, towers_only=implied is not None)
+        if implied is None and readable and self._scheme is None:
+            rows = text.get("vocab_size")
+            untied = text.get("tie_word_embeddings", config.get("tie_word_embeddings")) is False
+            generates = str((config.get("architectures") or [""])[0]).endswith("ForCausalLM")
+            heads = 2 if untied and generates else 1
+            check_vocabulary(weights, findings, rows=rows if type(rows) is int else None, heads=heads)
 
     def _only_consolidated(self) -> bool:
         """Mistral's own tensor names, which no table describes."""
@@ -199,10 +205,9 @@ class Checkpoint:
             return  # A GGUF file carries its tokenizer and template.
         tokenizer.check_tokenizer(layout, texts, self._config, findings, rows=self._embedding_rows())
         if "tokenizer_config.json" in texts.content:
-            try:
+            # A file that can't be read is reported as tokenizer.invalid, with the template that it should hold.
+            with contextlib.suppress(ValueError):
                 check_tokenizer_code(texts.json("tokenizer_config.json"), findings)
-            except ValueError:
-                pass  # Reported as tokenizer.invalid with the template it should hold.
         classes = (self._config or {}).get("architectures") or []
         generates = not classes or any(
             str(name).endswith(("ForCausalLM", "ForConditionalGeneration")) for name in classes

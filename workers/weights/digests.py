@@ -1,8 +1,8 @@
 """Published and remembered digests of a model's files, and whether they agree with each other and with the files.
 
-Sources: a checksum file (`SHA256SUMS`, `*.sha256`, `MD5SUMS`, `*.md5`, or one given by hand), the hub cache (a blob is named by
-its sha256, or by its git object id if it isn't in LFS), the record that `hf download --local-dir` keeps, and the manifest of an
-earlier verification.
+Sources: a checksum file (`SHA256SUMS`, `*.sha256`, `MD5SUMS`, `*.md5`, or one given by hand), the hub cache (a blob is
+named by its sha256, or by its git object id if it isn't in LFS), the record that `hf download --local-dir` keeps, and the
+manifest of an earlier verification.
 """
 
 import json

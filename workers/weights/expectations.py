@@ -1,7 +1,7 @@
 """The words in which architecture tables speak: one tensor, a choice between layouts, a group that comes whole or not at all.
 
-Names are relative to the text stack (`layers.0.self_attn.q_proj.weight`); a leading `^` means the top level (`^lm_head.weight`).
-Shapes are [out, in] as in torch.nn.Linear; None is a shape that the configuration doesn't settle.
+Names are relative to the text stack (`layers.0.self_attn.q_proj.weight`); a leading `^` means the top level
+(`^lm_head.weight`). Shapes are [out, in] as in torch.nn.Linear; None is a shape that the configuration doesn't settle.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,7 @@
 """The header of a GGUF file, walked as its specification describes (versions 2 and 3) without believing its counts.
 
-Layout: magic "GGUF", version u32, number of tensors u64, number of metadata entries u64, the entries (key, type, value), then per
-tensor: name, number of dimensions u32, dimensions u64 each, type u32, offset u64 into the aligned data section.
+Layout: magic "GGUF", version u32, number of tensors u64, number of metadata entries u64, the entries (key, type, value),
+then per tensor: name, number of dimensions u32, dimensions u64 each, type u32, offset u64 into the aligned data section.
 """
 
 import struct

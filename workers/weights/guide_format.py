@@ -1,8 +1,8 @@
 """The FP8 bookkeeping that one popular guide describes: a block map, a scale table in the metadata, and a block magic.
 
-No engine uses any of it (real block-FP8 checkpoints are ordinary safetensors files with a scale tensor beside each weight, see
-quantization.py). But a directory that carries it should carry it whole, so it is checked in the guide's three steps: the map names
-blocks that exist, the table's scales are usable, and the blocks begin with the magic.
+No engine uses any of it (real block-FP8 checkpoints are ordinary safetensors files with a scale tensor beside each
+weight, see quantization.py). But a directory that carries it should carry it whole, so it is checked in the guide's three
+steps: the map names blocks that exist, the table's scales are usable, and the blocks begin with the magic.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Recognises whether a chat template is well-formed Jinja, with the standard library alone.
 
-An engine compiles the template at the first chat, so a broken one fails every chat of a server that says it is healthy. This reads
-the grammar of Jinja 2 (statements, expressions, the loop controls and the `generation` block that transformers adds), and
-leaves names, filters and types to the engine.
+An engine compiles the template at the first chat, so a broken one fails every chat of a server that says it is healthy.
+This reads the grammar of Jinja 2 (statements, expressions, the loop controls and the `generation` block that transformers
+adds), and leaves names, filters and types to the engine.
 """
 
 import re
@@ -257,9 +257,7 @@ class _Tokens:
         self._sum()
         while True:
             kind, text = self._peek()
-            if kind == "op" and text in _COMPARISONS:
-                self._at += 1
-            elif kind == "name" and text == "in":
+            if (kind == "op" and text in _COMPARISONS) or (kind, text) == ("name", "in"):
                 self._at += 1
             elif kind == "name" and text == "not" and self._peek(1) == ("name", "in"):
                 self._at += 2

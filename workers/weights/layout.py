@@ -103,11 +103,8 @@ def read_layout(root: Path, findings: Findings) -> Layout:
 
 def _hub_blob_folders(root: Path) -> list[Path]:
     """The hub cache keeps `snapshots/<commit>/<file>` as links into `blobs/` beside `snapshots/`."""
-    folders = []
-    for place in (root.absolute(), root.resolve()):
-        if place.parent.name == "snapshots" and (place.parent.parent / "blobs").is_dir():
-            folders.append((place.parent.parent / "blobs").resolve())
-    return folders
+    caches = [place.parent.parent for place in (root.absolute(), root.resolve()) if place.parent.name == "snapshots"]
+    return [(cache / "blobs").resolve() for cache in caches if (cache / "blobs").is_dir()]
 
 
 def _walk(root: Path, findings: Findings) -> Iterator[tuple[str, str]]:

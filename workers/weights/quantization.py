@@ -278,7 +278,7 @@ def _scale_shapes(how: WeightScheme, sizes: Shape, module: str) -> list[Shape] |
     if how.strategy == "tensor":
         one: list[Shape] = [(), (1,), (1, 1), *([head, (*head, 1), (*head, 1, 1)] if head else [])]
         # A projection fused from two or three keeps one scale for each.
-        return one + [(2,), (3,)] if _FUSED.search(module) else one
+        return [*one, (2,), (3,)] if _FUSED.search(module) else one
     return None
 
 

@@ -99,7 +99,9 @@ def _ignore_matches(pattern: str, module: str) -> bool:
     if any(letter in pattern for letter in "*?["):
         return fnmatch.fnmatchcase(module, pattern) or fnmatch.fnmatchcase(module, f"*{pattern}")
     plain = pattern.strip(".")
-    return bool(plain) and (plain in module or module.endswith(plain.rpartition(".")[2]) and _same_layer(plain, module))
+    return bool(plain) and (
+        plain in module or (module.endswith(plain.rpartition(".")[2]) and _same_layer(plain, module))
+    )
 
 
 def _same_layer(pattern: str, module: str) -> bool:

@@ -94,10 +94,10 @@ def _number(value: Any) -> float | None:
 def _rope_problems(rope: Mapping[str, Any], longest: int | None) -> list[str]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     problems = []
-    if "rope_type" in rope and "type" in rope and rope["type"] != rope["rope_type"]:
-        # Older files keep "mrope" under the old name only.
-        if "mrope" not in (rope["type"], rope["rope_type"]):
-            problems.append(f"type says {printable(str(rope['type']))}, rope_type {printable(str(rope['rope_type']))}")
+    names = (rope.get("type"), rope.get("rope_type"))
+    # Older files keep "mrope" under the old name only.
+    if None not in names and names[0] != names[1] and "mrope" not in names:
+        problems.append(f"type says {printable(str(names[0]))}, rope_type {printable(str(names[1]))}")
     if not isinstance(kind, str) or kind not in _ROPE_TYPES:
         return [*problems, f"the kind {printable(str(kind))} is unknown"]
     factor, original = _number(rope.get("factor")), _number(rope.get("original_max_position_embeddings"))

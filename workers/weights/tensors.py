@@ -1,4 +1,4 @@
-"""Compares the tensors that files hold with those that the configuration implies: missing, unexpected, of another shape or type."""
+"""Compares the tensors in the files with those that the configuration implies: missing, unexpected, of another shape."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,7 @@
 """Facts about a tensor's numbers, found in its raw bytes as they stream by: NaN, infinity, all zero, scales not positive.
 
-Only the standard library is used. Searching a strided slice for the few byte values that an impossible exponent has is as fast as
-reading (bytes.find is a memchr), and decoding is needed for scales alone, which are small.
+Only the standard library is used. Searching a strided slice for the few byte values that an impossible exponent has is
+fast, and decoding is needed for scales alone, which are small.
 """
 
 import re

@@ -1,0 +1,139 @@
+"""Any single flipped, cut, added or renamed piece of a sound checkpoint with checksums is found."""
+
+import json
+import shutil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.weights import build
+from workers.weights.verification import verify_directory
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sound") / "model"
+    files = build.make_sharded(folder, "llama", 2)
+    build.write_sums(folder)
+    assert verify_directory(folder).ok
+    return folder, [*files, "config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors.index.json"]
+
+
+def broken_copy(sound, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broken") / "model"
+    shutil.copytree(sound, folder)
+    return folder
+
+
+def errors(folder):
+    return {(item.code, item.file) for item in verify_directory(folder).findings if item.severity == "error"}
+
+
+def about(found, name):
+    return any(file == name for _, file in found)
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_flipped_bit_is_found(sound, tmp_path_factory, data):
+    source, files = sound
+    folder = broken_copy(source, tmp_path_factory)
+    name = data.draw(st.sampled_from(files))
+    content = bytearray((folder / name).read_bytes())
+    at = data.draw(st.integers(0, len(content) - 1))
+    content[at] ^= 1 << data.draw(st.integers(0, 7))
+    (folder / name).write_bytes(content)
+    assert ("checksum.mismatch", name) in errors(folder)
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_cut_or_grown_file_is_found(sound, tmp_path_factory, data):
+    source, files = sound
+    folder = broken_copy(source, tmp_path_factory)
+    name = data.draw(st.sampled_from(files))
+    content = (folder / name).read_bytes()
+    cut = data.draw(st.integers(0, len(content) - 1))
+    grow = data.draw(st.booleans())
+    (folder / name).write_bytes(content + content[:cut] + b"x" if grow else content[:cut])
+    found = errors(folder)
+    assert ("checksum.mismatch", name) in found
+    if name.endswith(".safetensors"):
+        assert ("weights.trailing_bytes" if grow else "weights.truncated", name) in found
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_renamed_or_removed_file_is_found(sound, tmp_path_factory, data):
+    source, files = sound
+    folder = broken_copy(source, tmp_path_factory)
+    name = data.draw(st.sampled_from(files))
+    if data.draw(st.booleans()):
+        (folder / name).unlink()
+    else:
+        (folder / name).rename(folder / f"{name}.renamed")
+    assert ("checksum.mismatch", name) in errors(folder)
+
+
+@given(
+    name=st.sampled_from(
+        ["extra.safetensors", "model-00003-of-00002.safetensors", "modeling_x.py", "evil.bin", "a.json"]
+    )
+)
+@settings(max_examples=10, deadline=None)
+def test_an_added_file_is_found(sound, tmp_path_factory, name):
+    folder = broken_copy(sound[0], tmp_path_factory)
+    (folder / name).write_bytes(build.safetensors_bytes({"x": build.tensor("x", "F32", 2)}))
+    found = {(item.code, item.file) for item in verify_directory(folder).findings}
+    assert ("checksum.file_unlisted", name) in found
+    if name.endswith(".safetensors"):
+        assert ("weights.index_mismatch", "model.safetensors.index.json") in found
+
+
+ALL = [(name, tensor) for name in ("llama", "qwen3-moe", "deepseek-v3", "gemma4-e", "qwen3-next", "gpt-oss", "phi")
+       for tensor in build.tensors_of(name)]  # fmt: skip
+
+
+@given(which=st.sampled_from(ALL), how=st.sampled_from(["remove", "rename", "reshape", "add"]))
+@settings(max_examples=150, deadline=None)
+def test_a_lost_renamed_reshaped_or_added_tensor_is_found_without_checksums(tmp_path_factory, which, how):
+    architecture, name = which
+    folder = build.make_model(tmp_path_factory.mktemp("model"), architecture)
+    tensors = build.tensors_of(architecture)
+    dtype, shape, data = tensors[name]
+    expected = {"weights.tensor_missing"}
+    if how == "remove":
+        del tensors[name]
+    elif how == "rename":
+        tensors[f"{name}2"] = tensors.pop(name)
+        expected = {"weights.tensor_missing", "weights.tensor_unexpected"}
+    elif how == "reshape":
+        tensors[name] = (dtype, (*shape, 1), data)
+        expected = {"weights.shape_mismatch"}
+    else:
+        at = name.rpartition(".")[0] or name
+        tensors[f"{at}.added"] = tensors[name]
+        expected = {"weights.tensor_unexpected"}
+    (folder / "model.safetensors").write_bytes(build.safetensors_bytes(tensors))
+    found = errors(folder)
+    assert found == {(code, "model.safetensors") for code in expected}
+    messages = json.dumps(verify_directory(folder).as_json())
+    assert name in messages
+
+
+GENERIC = ("gpt2", "opt", "gpt-neox", "stablelm", "nemotron", "falcon", "hunyuan", "llama4-text", "olmoe")
+LAYERED = [
+    (name, tensor) for name in GENERIC for tensor in build.tensors_of(name) if ".1." in tensor or ".2." in tensor
+]
+
+
+@given(which=st.sampled_from(LAYERED))
+@settings(max_examples=80, deadline=None)
+def test_a_tensor_that_all_other_layers_have_is_missed_in_an_architecture_without_a_table(tmp_path_factory, which):
+    architecture, name = which
+    folder = build.make_model(tmp_path_factory.mktemp("model"), architecture)
+    tensors = build.tensors_of(architecture)
+    del tensors[name]
+    (folder / "model.safetensors").write_bytes(build.safetensors_bytes(tensors))
+    assert errors(folder) == {("weights.tensor_missing", "model.safetensors")}
