@@ -24,6 +24,7 @@ from workers.vllm.arguments import (
     load_schema,
     read_model_config,
     schema_for,
+    version_key,
 )
 
 DEFAULT_PORT = 8000
@@ -70,7 +71,7 @@ def _schema(options: argparse.Namespace) -> ArgumentSchema:
 
 def _check(schema: ArgumentSchema, options: argparse.Namespace) -> CheckedArguments:
     notes: list[Finding] = []
-    if options.schema is not None and options.engine_version not in (None, schema.version):
+    if options.schema is not None and not _same_version(options.engine_version, schema.version):
         message = f"The schema is of vLLM {schema.version}, not {options.engine_version}."
         notes.append(Finding("schema.other_version", "warning", "", message, "Dump that engine's schema again."))
     if options.port_check and not any(word.split("=")[0] == "--port" for word in options.argv):
@@ -85,6 +86,13 @@ def _check(schema: ArgumentSchema, options: argparse.Namespace) -> CheckedArgume
         engine_version=options.engine_version or schema.version,
         findings=(*notes, *missing, *checked.findings),
     )
+
+
+def _same_version(asked: str | None, dumped: str) -> bool:
+    try:
+        return asked is None or version_key(asked) == version_key(dumped)
+    except ValueError:
+        return asked == dumped
 
 
 def _default_port() -> list[Finding]:

@@ -128,7 +128,7 @@ class _Check:
         if story is not None and self._outdated(use, argument, story):
             return
         uncertain = story_of_uncertain(argument.flag, self.schema)
-        if uncertain is not None:
+        if uncertain is not None and use.spelling != "-O":  # every version takes -O3, each in its way
             self._tell(uncertain, argument.flag, certain=False)
         if use.keys:
             self._take_key(use, argument)

@@ -148,7 +148,7 @@ class _Reader:
         if not level:
             self._add("-O", None, ())
         elif newer is not None:
-            self.reading.uses.append(Use("--optimization-level", newer, (level,)))
+            self.reading.uses.append(Use("-O", newer, (level,)))
         else:
             self.reading.uses.append(Use("-O", older, (level,), keys=("level",)))
 

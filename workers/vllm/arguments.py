@@ -35,6 +35,7 @@ from workers.vllm.argument_schema import (
     schema_from_dump,
     shipped_versions,
 )
+from workers.vllm.argument_table import version_key
 from workers.vllm.argument_values import RefusedValueError, Value, format_value, parse_words, value_range
 from workers.vllm.command_lines import check_words, parse_command_line, read_command_line, starts_with_program
 
@@ -77,5 +78,6 @@ __all__ = [
     "starts_with_program",
     "value_range",
     "values_from_argv",
+    "version_key",
     "with_config_file",
 ]

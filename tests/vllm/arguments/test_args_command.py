@@ -72,6 +72,7 @@ def test_a_schema_file_is_used_instead_of_the_shipped_one(tmp_path: Path, capsys
     file.write_text(json.dumps({"vllm": "0.32.0+own", "args": arguments}), encoding="utf-8")
     code, answer = run(capsys, "--schema", str(file), "--", "M", "--own", "3")
     assert (code, answer["engine_version"], answer["argv"]) == (0, "0.32.0+own", ["M", "--own", "3"])
+    assert run(capsys, "--engine-version", "0.32.0", "--schema", str(file), "--", "M")[1]["findings"] == []
     code, answer = run(capsys, "--engine-version", "0.16.0", "--schema", str(file), "--", "M", "--seed", "3")
     assert (code, codes(answer)) == (1, ["schema.other_version", "args.removed"])
     assert answer["engine_version"] == "0.16.0"

@@ -242,6 +242,10 @@ def test_a_version_in_between_says_that_it_is_interpolated_and_only_warns() -> N
     assert "--swap-space" in answer.argv
 
 
+def test_the_level_is_taken_by_versions_in_between_too() -> None:
+    assert [finding.code for finding in check("M -O3", "0.13.0").findings] == ["schema.interpolated"]
+
+
 def test_a_switch_named_twice_the_same_way_is_only_a_duplicate() -> None:
     assert codes(check("M --enable-lora --enable-lora").findings) == [("args.duplicate", "--enable-lora")]
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from tests.vllm.arguments.samples import round_trippable, samples, values_of
 from workers.vllm.arguments import (
     Argument,
-    ArgumentSchema,
     RefusedValueError,
     argv_from_values,
     check_arguments,
@@ -61,13 +61,15 @@ def test_argparse_reads_the_same_values_from_the_command_line(version: str, data
     chosen = data.draw(st.lists(st.sampled_from(plain), max_size=6, unique_by=lambda found: found.dest))
     values = {argument.dest: data.draw(values_of(argument), label=argument.flag) for argument in chosen}
     argv = argv_from_values(schema, values, model="org/model")
-    read = vars(_argparse_of(schema).parse_args(argv))
+    read = vars(_argparse_of(version).parse_args(argv))
     assert read.pop("model_tag") == "org/model"
     assert {dest: value for dest, value in read.items() if dest in values} == values, argv
 
 
-def _argparse_of(schema: ArgumentSchema) -> argparse.ArgumentParser:
+@lru_cache
+def _argparse_of(version: str) -> argparse.ArgumentParser:
     """Build argparse's own parser from a schema, as the engine does from its configuration classes."""
+    schema = schema_for(version)
     parser = argparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("model_tag", nargs="?")
     for argument in schema.arguments:
