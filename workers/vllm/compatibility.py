@@ -217,7 +217,7 @@ def _attention_on_cpu(model: ModelShape, rules: MemoryRules, platform: Platform,
         text = "sparse attention has no CPU kernel: the engine would not start"
         reasons.append(Reason("attention.unsupported_device", "error", text))
     elif model.uses_mla and not rules.cpu_mla:
-        text = "latent attention runs on a CPU only from vLLM 0.27 on; take a newer engine"
+        text = "latent attention runs on a CPU only from vLLM 0.28 on; take a newer engine"
         reasons.append(Reason("attention.unsupported_device", "error", text))
     if model.attention == "hybrid" and not rules.cpu_aligns_state_pages:
         text = "recurrent layers run on a CPU only from vLLM 0.21 on; take a newer engine"

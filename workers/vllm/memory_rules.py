@@ -32,6 +32,7 @@ class MemoryRules:
             default for every model; before, only for dense models.
         cpu_mla: the CPU backend can run multi-head latent attention (in blocks of 16).
         cpu_aligns_state_pages: the CPU backend grows its block until a recurrent state fits in a page.
+        cpu_float32_states: a CPU with AVX-512 BF16 keeps recurrent states in float32.
         default_utilization: what `--gpu-memory-utilization` is when left out.
         counts_cuda_graphs: CUDA graphs are measured before the KV cache is sized, so they come out of it.
     """
@@ -48,6 +49,7 @@ class MemoryRules:
     v2_runner_everywhere: bool
     cpu_mla: bool
     cpu_aligns_state_pages: bool
+    cpu_float32_states: bool
     default_utilization: float
     counts_cuda_graphs: bool
 
@@ -75,8 +77,9 @@ def rules_for(engine_version: str) -> MemoryRules:
         pads_attention_pages=version >= (0, 26, 0),
         reserves_null_block=version >= (0, 29, 0),
         v2_runner_everywhere=version >= (0, 29, 0),
-        cpu_mla=version >= (0, 27, 0),
+        cpu_mla=version >= (0, 28, 0),
         cpu_aligns_state_pages=version >= (0, 21, 0),
+        cpu_float32_states=version >= (0, 26, 0),
         default_utilization=0.92 if version >= (0, 20, 0) else 0.9,
         counts_cuda_graphs=version >= (0, 21, 0),
     )

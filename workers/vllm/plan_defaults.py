@@ -60,6 +60,8 @@ def fill_in(model: ModelShape, request: PlanRequest) -> Setting:
     device = request.device
     platform: Platform = request.platform or (device.platform if device else "cuda")
     model = _in_supported_dtype(model, device, platform)
+    if platform == "cpu" and request.cpu_avx512_bf16 and rules.cpu_float32_states:
+        model = _with_float32_states(model)
     pipeline = request.pipeline_parallel or 1
     tensor = request.tensor_parallel or max((request.count or pipeline) // pipeline, 1)
     context = request.max_model_len or model.max_context
@@ -116,6 +118,15 @@ def _in_supported_dtype(model: ModelShape, device: Device | None, platform: Plat
     if model.quantization is None:
         widened = widened.scaled_to(2 * widened.total_bytes, widened.source)
     return replace(model, dtype="float32", dtype_bytes=4, weights=widened)
+
+
+def _with_float32_states(model: ModelShape) -> ModelShape:
+    """The model with every recurrent state in float32, whatever its configuration says."""
+    layers = tuple(
+        replace(layer, state=replace(layer.state, state_dtype_bytes=4)) if layer.state else layer
+        for layer in model.cache_layers
+    )
+    return replace(model, cache_layers=layers)
 
 
 def _batch_limits(

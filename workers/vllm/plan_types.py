@@ -49,6 +49,7 @@ class PlanRequest:
         enforce_eager: whether CUDA graphs are off.
         speculative_tokens: draft tokens per step.
         cpu_amx: whether the CPU has AMX tiles, which latent attention uses.
+        cpu_avx512_bf16: whether the CPU has AVX-512 BF16, whose recurrent kernels keep their states in float32.
         wanted_concurrency: requests of full length at once that the deployment is sized for.
         p95_tokens: what 95 % of the requests here stayed under; None when nothing was measured.
         learned: the overhead that past launches showed; None for the first guess.
@@ -74,6 +75,7 @@ class PlanRequest:
     enforce_eager: bool = False
     speculative_tokens: int = 0
     cpu_amx: bool = False
+    cpu_avx512_bf16: bool = False
     wanted_concurrency: int | None = None
     p95_tokens: int | None = None
     learned: LearnedResidual | None = None

@@ -45,6 +45,7 @@ def compute_plan(model: ModelShape, request: PlanRequest) -> Plan:
     )
     reasons += _about_limits(setting)
     reasons += _about_memory(setting, sizes, layout, request)
+    reasons += _about_pool(setting, sizes.kv, layout)
     reasons += _about_sources(setting, sizes, request)
     return _assemble(setting, request, sizes, layout, tuple(sorted(reasons, key=_by_severity)))
 
@@ -159,6 +160,18 @@ def _about_kv(setting: Setting, sizes: _Sizes, layout: CacheLayout) -> list[Reas
         f"{_gib(sizes.kv)} are there: lower the context or give the KV cache more"
     )
     return [Reason("kv_cache.too_small", "error", text)]
+
+
+def _about_pool(setting: Setting, kv_bytes: int | None, layout: CacheLayout) -> list[Reason]:
+    blocks, tokens, concurrency = _pool(setting, kv_bytes, layout)
+    if blocks is None or tokens is None or concurrency is None:
+        return []
+    text = (
+        f"{_gib(max(kv_bytes or 0, 0))} of KV cache are {blocks:,} blocks of {layout.bytes_per_block:,} bytes; a request of "
+        f"{setting.max_model_len:,} tokens needs {layout.blocks_per_request:,}, so {concurrency:.2f} run at once "
+        f"({tokens:,} tokens)"
+    )
+    return [Reason("kv_cache.pool", "info", text)]
 
 
 def _about_sources(setting: Setting, sizes: _Sizes, request: PlanRequest) -> list[Reason]:

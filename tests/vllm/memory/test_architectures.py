@@ -164,6 +164,15 @@ def test_recurrent_layers_keep_a_second_state_for_prefix_caching(
     assert sum(group.layers for group in recurrent) == 6
 
 
+@pytest.mark.parametrize(
+    ("avx512_bf16", "version", "block"), [(False, "0.32.0", 96), (True, "0.32.0", 160), (True, "0.25.1", 96)]
+)
+def test_a_cpus_instructions_decide_the_width_of_recurrent_states(avx512_bf16: bool, version: str, block: int) -> None:
+    made = planned(config("qwen3-next-gdn"), platform="cpu", block_size=32, kv_cache_dtype="fp8_e5m2", max_model_len=2048,
+                   cpu_avx512_bf16=avx512_bf16, engine_version=version)  # fmt: skip
+    assert made.block_size == block
+
+
 def test_draft_tokens_lengthen_states_and_add_one_each() -> None:
     plain, drafting = (planned(config("qwen3-next-gdn"), speculative_tokens=count) for count in (0, 2))
     assert drafting.blocks_per_request - plain.blocks_per_request == 2 * len(

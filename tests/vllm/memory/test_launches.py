@@ -32,6 +32,17 @@ def test_the_tokens_of_a_cpu_launch_are_planned_exactly(name: str, request_: Pla
     assert made.fits is True
 
 
+def test_a_uniform_window_launched_on_0_32_holds_399360_tokens() -> None:
+    mistral = read_shape({
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4096,
+        "sliding_window": 256, "max_position_embeddings": 4096, "tie_word_embeddings": False, "dtype": "bfloat16",
+    })  # fmt: skip
+    made = plan(mistral, ON_CPU)
+    assert (made.kv_cache_tokens, made.max_concurrency, made.num_blocks) == (399_360, 195.0, 1365)
+    assert made.weights_bytes_per_device == pytest.approx(7_736_832, rel=0.01)  # the engine's own parameters
+
+
 def test_smollm2_with_one_gibibyte_holds_46592_tokens() -> None:
     smollm2 = read_shape({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536,

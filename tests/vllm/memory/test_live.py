@@ -18,9 +18,9 @@ import pytest
 from tests.vllm.memory.models import MIB, config, llama
 from workers.vllm.memory import Plan, PlanRequest, plan, read_shape
 
-pytestmark = [pytest.mark.live, pytest.mark.long]
+pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(2 * 600)]
 
-SECONDS = 280
+SECONDS = 560
 SCRIPT = Path(__file__).parent / "engine_script.py"
 _TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
@@ -119,6 +119,7 @@ CASES = {
     "latents": (config("deepseek-mla"), {}),
     "experts": (config("qwen3-moe"), {}),
     "delta net": (config("qwen3-next-gdn"), {}),
+    "delta net, small blocks": (config("qwen3-next-gdn"), {"block_size": 32, "kv_cache_dtype": "fp8_e5m2"}),
 }
 
 

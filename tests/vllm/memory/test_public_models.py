@@ -1,6 +1,7 @@
 """Public models on the catalogue's devices, and the table of them in the documentation."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ def test_every_public_configuration_names_its_sources(file: Path) -> None:
     content = json.loads(file.read_text())
     assert content["source"]
     assert read_shape(content["config"]).cache_layers
+
+
+def test_every_reason_is_explained_in_the_documentation() -> None:
+    sources = (Path(__file__).parents[3] / "workers/vllm").glob("*.py")
+    codes = {code for file in sources for code in re.findall(r'Reason\(\s*"([a-z0-9_.]+)"', file.read_text())}
+    assert len(codes) > 20
+    document = DOCUMENT.read_text()
+    assert not [code for code in codes if f"`{code}`" not in document]
 
 
 def test_the_guides_formula_overstates_llama_3_by_the_heads_it_should_not_count() -> None:
