@@ -16,9 +16,11 @@ from console.access.models import User
 from console.catalog.models import Copy
 from console.common.spans import readable_bytes
 from console.common.states import LOOKS
+from console.deployments import arguments_check
 from console.deployments.models import NAME_PATTERN, Deployment
 from console.fleet.models import Engine
 from workers.contracts import Probe, RestartPolicy
+from workers.vllm.arguments import Finding
 
 ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 DEFAULT_PROBE = Probe()
@@ -168,6 +170,11 @@ class DeployForm(forms.Form):
         widget=forms.NumberInput(attrs={"placeholder": str(DEFAULT_START_MINUTES), "inputmode": "numeric"}),
     )
     notes = forms.CharField(label=_("Notes"), required=False, max_length=4000, widget=forms.Textarea(attrs={"rows": 2}))
+    despite_findings = forms.BooleanField(
+        label=_("Deploy all the same"),
+        required=False,
+        help_text=_("The check may be wrong about an engine it doesn't know; the engine itself has the last word."),
+    )
     idempotency_key = forms.UUIDField(widget=forms.HiddenInput, initial=uuid.uuid4)
 
     ESSENTIAL = ("copy", "engine", "name", "max_model_len")
@@ -179,6 +186,9 @@ class DeployForm(forms.Form):
 
     def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.findings: list[Finding] = []
+        self.words: list[str] = []
+        """Words of "more arguments" as far as they could be split, kept even when they are refused."""
         verified_first = Case(
             When(state="verified", then=0), When(state="unverified", then=1), default=2, output_field=IntegerField()
         )
@@ -212,9 +222,10 @@ class DeployForm(forms.Form):
     def clean_arguments(self) -> list[str]:
         """Words of argv."""
         try:
-            return split_arguments(self.cleaned_data["arguments"])
+            self.words = split_arguments(self.cleaned_data["arguments"])
         except ValueError:
             raise forms.ValidationError(_("A quote is opened but never closed.")) from None
+        return self.words
 
     def clean_environment(self) -> dict[str, str]:
         """Variables by name."""
@@ -246,13 +257,31 @@ class DeployForm(forms.Form):
         }
         if data.get("max_model_len") and "--max-model-len" in flags:
             self.add_error("arguments", _now("--max-model-len is given twice: here and as context length. Keep one."))
+        self._check_arguments(data)
         return data
+
+    def _check_arguments(self, data: dict[str, Any]) -> None:
+        engine = data.get("engine")
+        if engine is None or "arguments" not in data:
+            return
+        self.findings = arguments_check.findings(
+            self.argv(), version=engine.version, environment=data.get("environment")
+        )
+        if arguments_check.forbids(self.findings):
+            self.add_error("arguments", _now("Slipway sets some of these itself. Leave them out."))
+        elif arguments_check.doubts(self.findings) and not data.get("despite_findings"):
+            self.add_error("arguments", _now("%(engine)s would not start with these arguments.") % {"engine": engine})
+
+    @property
+    def has_doubts(self) -> bool:
+        """True if the check of the arguments found errors that a person may overrule."""
+        return arguments_check.doubts(self.findings) and not arguments_check.forbids(self.findings)
 
     def argv(self) -> list[str]:
         """What follows `vllm serve MODEL`, as far as it could be read."""
         length = self.cleaned_data.get("max_model_len")
         words = ["--max-model-len", str(length)] if length else []
-        return words + (self.cleaned_data.get("arguments") or [])
+        return words + self.words
 
     def order(self) -> dict[str, Any]:
         """Arguments for `services.create`."""

@@ -14,7 +14,7 @@ from console.access.models import User
 from console.access.policies import Action
 from console.common.errors import Refused
 from console.common.models import StateChange
-from console.deployments import annotations, arguments_check, services, snippets
+from console.deployments import annotations, services, snippets
 from console.deployments.filters import DeploymentFilter
 from console.deployments.forms import DeployForm, NotesForm
 from console.deployments.models import RUNNING_STATES, Attempt, Deployment, Instance, Spec
@@ -99,8 +99,8 @@ def _preview(form: DeployForm) -> dict[str, Any]:
         "environment": data.get("environment") or {},
         "engine": engine,
         "copy": copy,
-        "findings": arguments_check.findings(form.argv(), engine=engine, copy=copy),
-        "error": " ".join(str(text) for text in form.errors.get("arguments", [])),
+        "findings": form.findings,
+        "error": "" if form.findings else " ".join(str(text) for text in form.errors.get("arguments", [])),
     }
 
 
