@@ -13,23 +13,21 @@ from console.common.spans import readable_bytes
 
 FACT_NAMES = {
     "architecture": gettext_lazy("Architecture"),
-    "model_type": gettext_lazy("Type"),
-    "parameters": gettext_lazy("Parameters"),
-    "dtype": gettext_lazy("Number format"),
-    "torch_dtype": gettext_lazy("Number format"),
     "quantization": gettext_lazy("Quantisation"),
     "max_position_embeddings": gettext_lazy("Context length"),
-    "context_length": gettext_lazy("Context length"),
-    "layers": gettext_lazy("Layers"),
     "num_hidden_layers": gettext_lazy("Layers"),
     "hidden_size": gettext_lazy("Hidden size"),
     "num_attention_heads": gettext_lazy("Attention heads"),
     "num_key_value_heads": gettext_lazy("KV heads"),
     "vocab_size": gettext_lazy("Vocabulary"),
     "tensors": gettext_lazy("Tensors"),
-    "format": gettext_lazy("Format"),
+    "weight_files": gettext_lazy("Weight files"),
+    "weight_bytes": gettext_lazy("Size of its weights"),
+    "checked_by": gettext_lazy("Checked by"),
 }
-_IN_TOKENS = {"max_position_embeddings", "context_length", "vocab_size"}
+"""Facts worth a line, in this order; what a verification counts for itself (seconds, findings) stands with the copy."""
+
+_IN_TOKENS = {"max_position_embeddings", "vocab_size"}
 _BILLION, _MILLION = 1_000_000_000, 1_000_000
 
 
@@ -45,13 +43,23 @@ class ShownModel:
 
 
 @dataclass(frozen=True)
+class ShownFinding:
+    """One thing that a verification noted and that forbids no start."""
+
+    severity: str
+    text: str
+    fix: str
+    code: str
+
+
+@dataclass(frozen=True)
 class ShownCopy:
     """A copy with what its last verification said."""
 
     copy: Copy
     files: int | None
     seconds: float | None
-    findings: list[str]
+    findings: list[ShownFinding]
     failure: Mapping[str, Any] | None
 
 
@@ -62,9 +70,9 @@ def row(model: Model) -> ShownModel:
     facts = newest.facts if newest and isinstance(newest.facts, Mapping) else {}
     return ShownModel(
         model,
-        newest.architecture if newest else "",
+        _architecture(newest) if newest else "",
         newest.size_bytes if newest else 0,
-        parameters(facts.get("parameters")),
+        readable_count(parameters(facts)),
         [copy for revision in revisions for copy in revision.copies.all()],
     )
 
@@ -97,34 +105,60 @@ def best_copy(model: Model) -> Copy | None:
 
 
 def facts(revision: Revision) -> list[tuple[str, str]]:
-    """Facts of a revision under readable names; tables inside them are left to the files' own page."""
-    found: dict[str, str] = {}
-    if revision.architecture:
-        found[str(FACT_NAMES["architecture"])] = revision.architecture
-    for name, value in revision.facts.items() if isinstance(revision.facts, Mapping) else ():
-        if value in (None, "", [], {}) or isinstance(value, Mapping):
-            continue
-        label = str(FACT_NAMES.get(name, name.replace("_", " ").capitalize()))
-        found.setdefault(label, _readable(name, value))
-    if revision.size_bytes:
-        found[_("Size of its files")] = readable_bytes(revision.size_bytes)
-    return list(found.items())
+    """Facts of a revision under readable names, with units."""
+    given = revision.facts if isinstance(revision.facts, Mapping) else {}
+    found = [(str(FACT_NAMES["architecture"]), _architecture(revision))]
+    found.append((_("Parameters"), readable_count(parameters(given))))
+    found.append((_("Number format"), _formats(given)))
+    found += [
+        (str(label), _readable(name, given.get(name))) for name, label in FACT_NAMES.items() if name != "architecture"
+    ]
+    found.append((_("Size of its files"), readable_bytes(revision.size_bytes) if revision.size_bytes else ""))
+    return [(label, value) for label, value in found if value]
 
 
-def parameters(count: Any) -> str:
-    """A number of parameters as people say it: `135 M`, `30.5 B`."""
-    if not isinstance(count, int | float) or count <= 0:
-        return ""
+def parameters(given: Mapping[str, Any]) -> int:
+    """Number of parameters: as stated, else the elements of all tensors; 0 if unknown."""
+    stated = given.get("parameters")
+    if isinstance(stated, int):
+        return stated
+    elements = given.get("elements_by_dtype")
+    return sum(elements.values()) if isinstance(elements, Mapping) else 0
+
+
+def readable_count(count: int) -> str:
+    """A number of parameters as people say it: `135 M`, `30.5 B`; empty if unknown."""
     if count >= _BILLION:
         return f"{number_format(round(count / _BILLION, 1))} B"
-    return f"{number_format(round(count / _MILLION))} M"
+    return f"{number_format(round(count / _MILLION))} M" if count else ""
+
+
+def _architecture(revision: Revision) -> str:
+    listed = revision.facts.get("architectures") if isinstance(revision.facts, Mapping) else None
+    return revision.architecture or (", ".join(map(str, listed)) if isinstance(listed, list) else "")
+
+
+def _formats(given: Mapping[str, Any]) -> str:
+    elements = given.get("elements_by_dtype")
+    if not isinstance(elements, Mapping) or not elements:
+        return str(given.get("torch_dtype") or given.get("dtype") or "")
+    total = sum(elements.values()) or 1
+    shares = sorted(elements.items(), key=lambda pair: -pair[1])
+    if len(shares) == 1:
+        return str(shares[0][0])
+    return ", ".join(f"{name} {100 * count / total:.0f} %" for name, count in shares[:4])
 
 
 def shown_copy(copy: Copy) -> ShownCopy:
     """A copy with its verification in words."""
     found = copy.verification if isinstance(copy.verification, Mapping) else {}
     findings = [
-        str(entry.get("message") or entry.get("title") or entry.get("code") or entry)
+        ShownFinding(
+            str(entry.get("severity") or "warning"),
+            ": ".join(str(entry[name]) for name in ("file", "message") if entry.get(name)) or str(entry.get("code")),
+            str(entry.get("fix") or ""),
+            str(entry.get("code") or ""),
+        )
         for entry in found.get("findings") or []
         if isinstance(entry, Mapping)
     ]
@@ -132,10 +166,10 @@ def shown_copy(copy: Copy) -> ShownCopy:
 
 
 def _readable(name: str, value: Any) -> str:
-    if name == "parameters":
-        return parameters(value)
-    if isinstance(value, bool):
-        return _("yes") if value else _("no")
+    if value in (None, "", [], {}):
+        return ""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {inner}" for key, inner in value.items() if not isinstance(inner, Mapping | list))
     if isinstance(value, list):
         return ", ".join(str(one) for one in value)
     if name in _IN_TOKENS and isinstance(value, int):

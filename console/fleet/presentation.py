@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -35,7 +37,10 @@ def memory(device: Device, vitals: Mapping[str, Any] | None = None) -> Memory:
 
 
 def _free_in_vitals(device: Device, vitals: Mapping[str, Any]) -> int | None:
-    for entry in vitals.get("devices") or []:
+    if device.kind == "cpu":
+        free = vitals.get("memory_available")
+        return int(free) if isinstance(free, int | float) else None
+    for entry in vitals.get("gpus") or []:
         if isinstance(entry, Mapping) and entry.get("uuid") == device.uuid:
             free = entry.get("memory_free")
             return int(free) if isinstance(free, int | float) else None
@@ -98,15 +103,19 @@ def warnings(host: Host) -> list[str]:
 
 def facts(host: Host) -> list[tuple[str, str]]:
     """The environment card: what the host told about itself, by readable names; nested tables as `a.b`."""
-    return [(str(_FACT_NAMES.get(name, name.replace("_", " "))), value) for name, value in _flat(host.facts)]
+    found = [
+        (str(_FACT_NAMES.get(name, name.replace("_", " ").capitalize())), value) for name, value in _flat(host.facts)
+    ]
+    drivers = sorted({str(device.details["driver"]) for device in host.devices.all() if device.details.get("driver")})
+    return [*found, (_("GPU driver"), ", ".join(drivers))] if drivers else found
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
     for name, value in values.items():
+        if name in _NOT_SHOWN:
+            continue
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, list):
-            yield f"{prefix}{name}", ", ".join(map(str, value)) or "–"
         else:
             yield f"{prefix}{name}", _readable(name, value)
 
@@ -114,25 +123,28 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, st
 def _readable(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return _("yes") if value else _("no")
-    if isinstance(value, int | float) and any(part in name for part in ("memory", "disk", "bytes", "_size", "size_")):
+    if name == "boot_time" and isinstance(value, int | float):
+        return f"{timezone.localtime(datetime.fromtimestamp(value, tz=UTC)):%Y-%m-%d %H:%M %Z}"
+    if name == "port_range" and isinstance(value, list):
+        return "–".join(map(str, value))
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "–"
+    if isinstance(value, int | float) and any(part in name for part in ("memory", "disk", "bytes", "size")):
         return readable_bytes(value)
     return "–" if value in (None, "") else str(value)
 
 
+_NOT_SHOWN = {"boot_id", "public_key"}
 _FACT_NAMES = {
-    "os": gettext_lazy("Operating system"),
-    "kernel": gettext_lazy("Kernel"),
-    "machine": gettext_lazy("Architecture"),
-    "architecture": gettext_lazy("Architecture"),
-    "python": "Python",
-    "driver": gettext_lazy("GPU driver"),
-    "cpu_count": gettext_lazy("CPU threads"),
-    "cores": gettext_lazy("CPU cores"),
-    "memory_total": gettext_lazy("Memory"),
-    "disk_free": gettext_lazy("Disk free"),
-    "disk_total": gettext_lazy("Disk"),
     "hostname": gettext_lazy("Host name"),
-    "home": gettext_lazy("Directory"),
+    "system": gettext_lazy("Operating system"),
+    "machine": gettext_lazy("Processor architecture"),
+    "python": gettext_lazy("Python"),
+    "boot_time": gettext_lazy("Booted"),
+    "models_dir": gettext_lazy("Models directory"),
+    "engines_dir": gettext_lazy("Engines directory"),
+    "port_range": gettext_lazy("Ports of instances"),
+    "disk_total": gettext_lazy("Disk"),
 }
 
 

@@ -52,7 +52,8 @@ function toggleMenu(open) {
   const wanted = open ?? !document.body.classList.contains("menu-open");
   document.body.classList.toggle("menu-open", wanted);
   button?.setAttribute("aria-expanded", String(wanted));
-  if (wanted) document.querySelector("#side a, #side button")?.focus();
+  // Not at once: what is still hidden by CSS can't take the focus.
+  if (wanted) setTimeout(() => document.querySelector("#side a")?.focus(), 60);
 }
 
 function closeMenus(except) {
@@ -135,6 +136,13 @@ function focusFirstError(root) {
   if (wrong) wrong.focus();
 }
 
+// A filter that isn't used has no place in the address.
+document.body.addEventListener("htmx:configRequest", (event) => {
+  if (event.detail.verb !== "get") return;
+  for (const [name, value] of Object.entries(event.detail.parameters)) {
+    if (value === "") delete event.detail.parameters[name];
+  }
+});
 document.body.addEventListener("htmx:beforeSwap", (event) => {
   if (event.detail.xhr.status !== 409) return;
   event.detail.shouldSwap = true;

@@ -79,15 +79,31 @@ def test_damage_is_said_in_the_first_sentence_with_what_to_do(viewer: User, flee
 
 
 def test_facts_have_units(viewer: User, fleet: Fleet) -> None:
-    Revision.objects.filter(pk=fleet.copy.revision_id).update(
-        architecture="LlamaForCausalLM",
-        size_bytes=269_060_552,
-        facts={"parameters": 134_515_008, "max_position_embeddings": 8192, "torch_dtype": "bfloat16"},
-    )
-    facts = dict(signed_in(viewer).get(reverse("model_detail", args=[fleet.copy.revision.model_id])).context["facts"])
-    assert facts["Parameters"] == "135 M"
-    assert facts["Context length"] == "8,192 tokens"
-    assert facts["Size of its files"] == "257 MiB"
+    details = {
+        "architectures": ["LlamaForCausalLM"],
+        "elements_by_dtype": {"F8_E4M3": 129_134_408, "BF16": 5_380_600},
+        "max_position_embeddings": 8192,
+        "weight_bytes": 269_060_552,
+        "codes": {"weights.gguf": 1},
+    }
+    Revision.objects.filter(pk=fleet.copy.revision_id).update(facts=details)
+    page = reverse("model_detail", args=[fleet.copy.revision.model_id])
+    assert dict(signed_in(viewer).get(page).context["facts"]) == {
+        "Architecture": "LlamaForCausalLM",
+        "Parameters": "135 M",
+        "Number format": "F8_E4M3 96 %, BF16 4 %",
+        "Context length": "8,192 tokens",
+        "Size of its weights": "257 MiB",
+    }
+
+
+def test_findings_say_what_to_do(viewer: User, fleet: Fleet) -> None:
+    finding = {"code": "chat_template.missing", "severity": "warning", "file": None, "message": "No chat template.",
+               "fix": "Give one with --chat-template."}  # fmt: skip
+    Copy.objects.filter(pk=fleet.copy.pk).update(verification={"files": 6, "findings": [finding]})
+    page = signed_in(viewer).get(reverse("model_detail", args=[fleet.copy.revision.model_id])).content.decode()
+    assert "No chat template." in page
+    assert "Give one with --chat-template." in page
 
 
 def test_the_list_filters_by_text_and_by_the_state_of_a_copy(viewer: User, fleet: Fleet) -> None:

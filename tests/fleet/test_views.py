@@ -120,8 +120,22 @@ def test_memory_comes_from_the_last_heartbeat_if_it_says_so(fleet: Fleet) -> Non
         host=fleet.host, kind="gpu", index=0, uuid="GPU-1", name="H100", memory_total=80 * GIB, memory_free=70 * GIB
     )
     assert presentation.memory(device).used == 10 * GIB
-    fresh = {"devices": [{"uuid": "GPU-1", "memory_free": 20 * GIB}]}
+    fresh = {"gpus": [{"uuid": "GPU-1", "memory_free": 20 * GIB}], "memory_available": 1}
     assert presentation.memory(device, fresh).used == 60 * GIB
+
+
+def test_the_environment_is_readable(viewer: User, fleet: Fleet) -> None:
+    facts = {
+        "system": "Linux-6.1",
+        "boot_time": 1_764_000_000.0,
+        "public_key": "secret-looking",
+        "disk_total": 100 * GIB,
+    }
+    Host.objects.filter(pk=fleet.host.pk).update(facts=facts, vitals={"cpu_used": 0.42, "memory_available": 3 * GIB})
+    answer = signed_in(viewer).get(reverse("host_detail", args=[fleet.host.pk]))
+    shown = dict(answer.context["facts"])
+    assert shown == {"Operating system": "Linux-6.1", "Booted": "2025-11-24 16:00 UTC", "Disk": "100 GiB"}
+    assert "<strong>42</strong>" in answer.content.decode()
 
 
 def test_the_hosts_list_filters_by_name_and_presence(viewer: User, fleet: Fleet) -> None:

@@ -112,15 +112,15 @@ def clock(when: datetime | None) -> str:
 
 
 @register.filter(name="bytes")
-def bytes_filter(count: float | None) -> str:
-    """A size in bytes as `5.2 GiB` (powers of 1024)."""
-    return "–" if count is None else readable_bytes(float(count))
+def bytes_filter(count: float | str | None) -> str:
+    """A size in bytes as `5.2 GiB` (powers of 1024); a dash if it is unknown."""
+    return "–" if count in (None, "") else readable_bytes(float(count))
 
 
 @register.filter
-def duration(seconds: float | None) -> str:
-    """A span in seconds as `1 min 12 s`."""
-    return "–" if seconds is None else readable_duration(float(seconds))
+def duration(seconds: float | str | None) -> str:
+    """A span in seconds as `1 min 12 s`; a dash if it is unknown."""
+    return "–" if seconds in (None, "") else readable_duration(float(seconds))
 
 
 @register.filter
