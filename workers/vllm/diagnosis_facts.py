@@ -1,10 +1,11 @@
 """What a log says, collected line by line in constant memory: causes, deaths, the first unknown exception, milestones."""
 
 import re
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 
 from workers.vllm.diagnosis_lines import LONGEST_LINE, Level, LogLine, clean
 from workers.vllm.diagnosis_rules import DEATH_NOTICES, DEATHS, EXCEPTION, RULES, WRAPPERS, Rule
@@ -41,16 +42,14 @@ _STEMS = (
     b"gpu-name",
     b"current PyTorch",
     b"offline mode",
-    b"panicked",
 )
+_STEMS_BUT_ERROR = tuple(stem for stem in _STEMS if stem != b"ERROR")
 # Lines that call themselves INFO are most of a log. Only these words make one worth a look.
 _INFORMATIVE = (
     b"startup complete",
-    b"hutdown triggered",
-    b"hutting down",
+    b"hut",  # "shutdown triggered", "Shutting down"
     b"eceived signal",
     b"non-default args",
-    b"API server version",
     b"block found",
     b"memory: -",
     b"PU blocks: 0",
@@ -131,41 +130,38 @@ class Facts:
 
     def observe(self, block: bytes) -> None:
         """Take the next whole lines: with `\\n` between them, without one at the end."""
+        # UTF-16 that somebody cut into lines: without its zeros it is ASCII again.
+        block = block.replace(b"\0", b"")
+        lines = block.split(b"\n")
         first = self.line_count + 1
-        starts = self._worth_a_look(block)
-        # Most blocks hold nothing of interest and needn't be cut into lines.
-        lines = block.split(b"\n") if starts or self._wanting else block.rsplit(b"\n", _LOOK_BACK)[-_LOOK_BACK:]
-        count = block.count(b"\n") + 1
+        self.line_count += len(lines)
         if self._wanting:
             self._wanting = [wanting for wanting in self._wanting if not wanting.take(lines, first)]
-        index = at = 0
-        for start in starts:
-            index += block.count(b"\n", at, start)
-            at = start
+        for index in self._worth_a_look(lines, block):
             if self._is_news(lines[index]):
                 self._examine(lines, index, first)
         tail = lines[-_LOOK_BACK:]
-        offset = first + count - len(tail)
-        self.recent.extend(Evidence(offset + index, _shown(raw)) for index, raw in enumerate(tail))
-        self.line_count += count
+        self.recent.extend(
+            Evidence(number, _shown(raw)) for number, raw in enumerate(tail, first + len(lines) - len(tail))
+        )
 
-    def _worth_a_look(self, block: bytes) -> list[int]:
-        """Where the lines begin that may matter: quick searches over the whole block, since hardly any line does."""
-        found: dict[int, bool] = {}
-        for words, informative in ((_STEMS, False), (_INFORMATIVE, True)):
-            for word in words:
-                if word == b"ERROR" and self.complaint and self.line_count > _REMEMBERED_LINES:
-                    continue  # the first complaint is enough; nearly all that rules look for has stems of its own
-                at = block.find(word)
-                while at >= 0:
-                    start = block.rfind(b"\n", 0, at) + 1
-                    if start not in found:
-                        found[start] = _may_matter(block[start : start + 120], informative=informative)
-                    elif informative and not found[start]:
-                        found[start] = not block.startswith(b"    ", start)
-                    end = block.find(b"\n", at)
-                    at = block.find(word, end) if end >= 0 else -1
-        return sorted(start for start, matters in found.items() if matters)
+    def _worth_a_look(self, lines: list[bytes], block: bytes) -> list[int]:
+        """Indexes of the lines that may matter: quick searches over all of them at once, since hardly any line does."""
+        found: set[int] = set()
+        if any(word in block for word in _INFORMATIVE):
+            found |= _indexes_with(block, range(len(lines)), lines, _INFORMATIVE)
+        others = [
+            index
+            for index, line in enumerate(lines)
+            if not line.startswith(b"INFO:") and line.find(b" INFO ", 0, 96) < 0
+        ]
+        # The first complaint is enough; nearly all that rules look for has stems of its own.
+        enough = self.complaint is not None and self.line_count > _REMEMBERED_LINES
+        stems = _STEMS_BUT_ERROR if enough else _STEMS
+        rest = block if len(others) == len(lines) else b"\n".join([lines[index] for index in others])
+        found |= _indexes_with(rest, others, lines, stems)
+        # A traceback's source lines repeat the words of what they raise.
+        return sorted(index for index in found if not _is_source_line(lines[index]))
 
     def _is_news(self, line: bytes) -> bool:
         key = hash(line[:LONGEST_LINE].translate(None, _DIGITS))
@@ -298,12 +294,23 @@ def _shown(raw: bytes) -> str:
     return _COLOUR.sub("", raw[:LONGEST_LINE].replace(b"\0", b"").decode(errors="replace")).rstrip()
 
 
-def _may_matter(head: bytes, *, informative: bool) -> bool:
-    """Tell from a line's first bytes: lines that call themselves INFO rarely do, a traceback's source lines never."""
-    if b"]     " in head or head.startswith(b"    "):
-        return False
-    is_info = (b" INFO " in head or head.startswith(b"INFO")) and b"ERROR" not in head and b"WARN" not in head
-    return informative or not is_info
+def _indexes_with(block: bytes, indexes: Sequence[int], lines: list[bytes], words: tuple[bytes, ...]) -> set[int]:
+    """Which of the lines, that `block` consists of, hold one of the words."""
+    starts: list[int] | None = None
+    found: set[int] = set()
+    for word in words:
+        at = block.find(word)
+        while at >= 0:
+            if starts is None:
+                starts = [0, *accumulate(len(lines[index]) + 1 for index in indexes)]
+            position = bisect_right(starts, at) - 1
+            found.add(indexes[position])
+            at = block.find(word, starts[position + 1])
+    return found
+
+
+def _is_source_line(line: bytes) -> bool:
+    return line.startswith(b"    ") or line.find(b"]     ", 0, 120) >= 0
 
 
 def _matching_rules(text: str, *, informative: bool) -> list[Rule]:
