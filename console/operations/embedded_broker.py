@@ -94,7 +94,7 @@ def program(port: int, environment: dict[str, str]) -> Program:
         "loglevel": "warning",
     }
     argv = [server.path, *[word for name, value in options.items() for word in (f"--{name}", value)]]
-    return Program("broker", argv, environment, ready=lambda: answers(env.redis_url()), ready_seconds=60)
+    return Program("broker", argv, environment, ready=lambda: answers(env.redis_url()))
 
 
 def answers(url: str) -> bool:

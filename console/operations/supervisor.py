@@ -44,7 +44,7 @@ class Program:
     argv: list[str]
     environment: Mapping[str, str]
     ready: Callable[[], bool] | None = None
-    ready_seconds: float = 60.0
+    ready_seconds: float = 180.0
 
 
 @dataclass

@@ -1,0 +1,52 @@
+"""`python -m bench [NAME…]`: all measurements, or those named (pages, lines, start)."""
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import lines, pages, start
+from bench.console import Bench
+from bench.rows import Row, write
+from tests.live.harness import LiveConsole
+
+TARGET = Path(__file__).resolve().parent.parent / "build" / "bench.json"
+MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
+    "start": start.measure,
+    "lines": lines.measure,
+    "pages": pages.measure,
+}
+
+
+def main(names: list[str]) -> int:
+    """Measure, print, write; 1 if a promise is broken."""
+    unknown = [name for name in names if name not in MEASUREMENTS]
+    if unknown:
+        print(f"bench: no measurement is called {unknown[0]}; there are {', '.join(MEASUREMENTS)}", file=sys.stderr)
+        return 2
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
+        bench = Bench(LiveConsole(Path(folder)))
+        try:
+            bench.prepare()
+            for name in names or MEASUREMENTS:
+                print(f"bench: measuring {name}", file=sys.stderr, flush=True)
+                rows += attempted(name, bench)
+        finally:
+            bench.console.down()
+    write(rows, TARGET)
+    print(*(row.line() for row in rows), sep="\n")
+    print(f"written to {TARGET}", file=sys.stderr)
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def attempted(name: str, bench: Bench) -> list[Row]:
+    """A measurement that fails is a row, too, so that the others are still taken."""
+    try:
+        return MEASUREMENTS[name](bench)
+    except Exception as error:  # whatever went wrong belongs into the row
+        return [Row(name, None, "", None, "lower", f"not measured: {error}"[:500])]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
