@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import accumulate
 
 from workers.vllm.diagnosis_lines import LONGEST_LINE, Level, LogLine, clean
 from workers.vllm.diagnosis_rules import DEATH_NOTICES, DEATHS, EXCEPTION, RULES, WRAPPERS, Rule
@@ -13,6 +13,9 @@ from workers.vllm.diagnosis_rules import DEATH_NOTICES, DEATHS, EXCEPTION, RULES
 # Lines that rules may look back at: a traceback's frames with vLLM's prefix and blank lines in between.
 _LOOK_BACK = 60
 _EVIDENCE_PER_CAUSE = 5
+# "401 Client Error." says less than the line after it.
+_SAME_MESSAGE_LINES = 6
+_TERSE = 40
 
 # A line that says nothing of these can't matter. Every rule's lines must pass (tests check each wording).
 _STEMS = (
@@ -55,6 +58,9 @@ _INFORMATIVE = (
     b"PU blocks: 0",
     b"Xid",
 )
+# Milestones, and the sign of a hang, count every time.
+_NEVER_OLD = (b"startup complete", b"shutdown triggered", b"Shutting down", b"non-default args", b"block found")
+_ANY_LEVEL_RULES = tuple(rule for rule in RULES if rule.any_level)
 _DIGITS = b"0123456789"
 # Logs repeat themselves. A line that differs from earlier ones in numbers alone is read this often, then passed over.
 _READ_OFTEN = 8
@@ -169,7 +175,7 @@ class Facts:
         if len(self._seen) >= _REMEMBERED_LINES:
             self._seen.clear()
         self._seen[key] = times
-        return times <= _READ_OFTEN or b"block found" in line or b"startup complete" in line or b"hut" in line
+        return times <= _READ_OFTEN or any(word in line for word in _NEVER_OLD)
 
     def _examine(self, lines: list[bytes], index: int, first: int) -> None:
         number = first + index
@@ -182,7 +188,7 @@ class Facts:
 
         for line in clean(lines[index]):
             wanting = self._judge(line, raw, before)
-            if wanting is not None and not wanting.take(islice(lines, index + 1, None), number + 1):
+            if wanting is not None and not wanting.take((lines[i] for i in range(index + 1, len(lines))), number + 1):
                 self._wanting.append(wanting)
 
     def _judge(self, line: LogLine, raw: Evidence, before: Callable[[int], list[Evidence]]) -> "_Wanting | None":
@@ -232,6 +238,9 @@ class Facts:
             known.confidence = max(known.confidence, rule.confidence)
             known.soft = known.soft and soft
             known.hint = known.hint or _hint(rule, line.text)
+            message = message_of(line.text)
+            if raw.line - known.line <= _SAME_MESSAGE_LINES and len(known.message) < _TERSE <= len(message):
+                known.message = message
             if len(known.evidence) < _EVIDENCE_PER_CAUSE and raw not in known.evidence:
                 known.evidence.append(raw)
             return None
@@ -316,9 +325,7 @@ def _is_source_line(line: bytes) -> bool:
 def _matching_rules(text: str, *, informative: bool) -> list[Rule]:
     """The rules whose pattern is in `text`, in order, up to the first that needs no context."""
     found = []
-    for rule in RULES:
-        if informative and not rule.any_level:
-            continue
+    for rule in _ANY_LEVEL_RULES if informative else RULES:
         for word in rule.words:
             if word in text:
                 break

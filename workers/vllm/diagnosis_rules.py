@@ -88,7 +88,13 @@ _MODEL = (
         r"|[Nn]o chat template (?:provided|available|found|is defined)",
         any_level=True,
     ),
+    _rule(
+        "chat_template.missing",
+        r"chat template \(.{0,200}failed to be opened|looks like a file path, but it failed",
+        0.9,
+    ),
     _rule("config.missing", r"Invalid repository ID or local directory specified|No config file found"),
+    _rule("config.missing", r"is not a valid JSON file|config\.json.{0,40}(?:is empty|not valid)", 0.85),
     _rule("config.missing", r"does not appear to have a file named config\.json|Should have a `model_type` key"),
     _rule(
         "arch.transformers_too_old",
