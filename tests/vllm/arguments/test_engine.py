@@ -45,7 +45,7 @@ class Engine:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         script = Path(__file__).with_name("engine_parser.py")
         done = subprocess.run(
-            [PYTHON, str(script), str(TOOL)], input=text, capture_output=True, text=True, timeout=240, check=False
+            [PYTHON, str(script), str(TOOL)], input=text, capture_output=True, text=True, timeout=500, check=False
         )
         assert done.returncode == 0, done.stderr[-2000:]
         answers: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
@@ -55,7 +55,7 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    done = subprocess.run([PYTHON, str(TOOL)], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run([PYTHON, str(TOOL)], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return Engine(schema_from_dump(json.loads(done.stdout)))
 
