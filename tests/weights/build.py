@@ -13,7 +13,9 @@ from pathlib import Path
 from workers.weights.safetensors import DTYPE_BITS
 
 DATA = json.loads((Path(__file__).parent / "data" / "architectures.json").read_text())
-TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}"
+)
 
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 
@@ -113,11 +115,12 @@ def write_shards(folder: Path, tensors: Tensors, count: int) -> list[str]:
     """Split weights into shards with an index; returns the shards' names."""
     (folder / "model.safetensors").unlink(missing_ok=True)
     names = list(tensors)
-    size = -(-len(names) // count)
     weight_map: dict[str, str] = {}
     files = [f"model-{number + 1:05d}-of-{count:05d}.safetensors" for number in range(count)]
     for number, file in enumerate(files):
-        part = {name: tensors[name] for name in names[number * size : (number + 1) * size]}
+        part = {
+            name: tensors[name] for name in names[number * len(names) // count : (number + 1) * len(names) // count]
+        }
         (folder / file).write_bytes(safetensors_bytes(part))
         weight_map |= dict.fromkeys(part, file)
     total = sum(len(data) for _, _, data in tensors.values())

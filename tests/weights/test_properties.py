@@ -35,7 +35,7 @@ def about(found, name):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_flipped_bit_is_found(sound, tmp_path_factory, data):
     source, files = sound
     folder = broken_copy(source, tmp_path_factory)
@@ -48,7 +48,7 @@ def test_a_flipped_bit_is_found(sound, tmp_path_factory, data):
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_cut_or_grown_file_is_found(sound, tmp_path_factory, data):
     source, files = sound
     folder = broken_copy(source, tmp_path_factory)
@@ -64,7 +64,7 @@ def test_a_cut_or_grown_file_is_found(sound, tmp_path_factory, data):
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_renamed_or_removed_file_is_found(sound, tmp_path_factory, data):
     source, files = sound
     folder = broken_copy(source, tmp_path_factory)
@@ -96,13 +96,13 @@ ALL = [(name, tensor) for name in ("llama", "qwen3-moe", "deepseek-v3", "gemma4-
 
 
 @given(which=st.sampled_from(ALL), how=st.sampled_from(["remove", "rename", "reshape", "add"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_lost_renamed_reshaped_or_added_tensor_is_found_without_checksums(tmp_path_factory, which, how):
     architecture, name = which
     folder = build.make_model(tmp_path_factory.mktemp("model"), architecture)
     tensors = build.tensors_of(architecture)
     dtype, shape, data = tensors[name]
-    expected = {"weights.tensor_missing"}
+    expected, at = {"weights.tensor_missing"}, name.rpartition(".")[0] or name
     if how == "remove":
         del tensors[name]
     elif how == "rename":
@@ -112,14 +112,13 @@ def test_a_lost_renamed_reshaped_or_added_tensor_is_found_without_checksums(tmp_
         tensors[name] = (dtype, (*shape, 1), data)
         expected = {"weights.shape_mismatch"}
     else:
-        at = name.rpartition(".")[0] or name
         tensors[f"{at}.added"] = tensors[name]
         expected = {"weights.tensor_unexpected"}
     (folder / "model.safetensors").write_bytes(build.safetensors_bytes(tensors))
     found = errors(folder)
     assert found == {(code, "model.safetensors") for code in expected}
     messages = json.dumps(verify_directory(folder).as_json())
-    assert name in messages
+    assert (name if how != "add" else f"{at}.added") in messages
 
 
 GENERIC = ("gpt2", "opt", "gpt-neox", "stablelm", "nemotron", "falcon", "hunyuan", "llama4-text", "olmoe")
@@ -129,7 +128,7 @@ LAYERED = [
 
 
 @given(which=st.sampled_from(LAYERED))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_tensor_that_all_other_layers_have_is_missed_in_an_architecture_without_a_table(tmp_path_factory, which):
     architecture, name = which
     folder = build.make_model(tmp_path_factory.mktemp("model"), architecture)

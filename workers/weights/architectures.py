@@ -282,6 +282,12 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return text_config(thinker) if isinstance(thinker, dict) else config
 
 
+def class_names(config: Mapping[str, Any]) -> list[str]:
+    """The architectures' class names that a config.json gives."""
+    names = config.get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
 def family_name(config: Mapping[str, Any]) -> str | None:
     """The family whose table describes a config.json, or None if there is none to be sure of.
 
@@ -295,11 +301,11 @@ def family_name(config: Mapping[str, Any]) -> str | None:
     name = model_type.removesuffix("_text")
     if name not in FAMILIES:
         return None
-    classes = config.get("architectures")
-    if not isinstance(classes, list) or not classes:
+    classes = class_names(config)
+    if not classes:
         return name
     architecture = classes[0]
-    if not isinstance(architecture, str) or not architecture.endswith(_KNOWN_ENDINGS):
+    if not architecture.endswith(_KNOWN_ENDINGS):
         return None
     if text is not config:
         return name
@@ -355,7 +361,7 @@ def _ends(config: Mapping[str, Any], text: TextConfig, family: Family) -> Iterab
     rows, hidden = text.number("vocab_size"), text.hidden
     yield Weight("embed_tokens.weight", shape(rows, hidden), linear=True)
     yield from norm(family.final_norm, hidden, bias=family.norm_bias)
-    architecture = str((config.get("architectures") or [""])[0])
+    architecture = next(iter(class_names(config)), "")
     generates = architecture.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")) or not architecture
     needed = generates and not is_tied(config)
     yield Weight("^lm_head.weight", shape(rows, hidden), needed, linear=True)

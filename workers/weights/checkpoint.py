@@ -10,7 +10,7 @@ from typing import Any
 from workers.weights import architectures, tokenizer
 from workers.weights.adapters import check_adapter
 from workers.weights.expectations import ImpossibleConfigError
-from workers.weights.findings import Findings, printable
+from workers.weights.findings import Findings, listed, printable
 from workers.weights.gguf import GGUFError, read_gguf
 from workers.weights.guide_format import MAP_FILE, check_guide_format
 from workers.weights.layers import check_vocabulary, compare_layers, note_mixed_types
@@ -92,10 +92,9 @@ class Checkpoint:
         for tensor in tensors:
             types[tensor.dtype] += (tensor.end - tensor.begin) * 8 // DTYPE_BITS[tensor.dtype]
         config = self._config or {}
-        classes = config.get("architectures")
         return {
             "kind": "adapter" if self._layout.is_adapter else "model",
-            "architectures": [str(name) for name in classes] if isinstance(classes, list) else [],
+            "architectures": architectures.class_names(config),
             "quantization": self._scheme.method if self._scheme is not None else None,
             "tensors": len(self._weights.tensors),
             "elements_by_dtype": dict(types.most_common()),
@@ -176,7 +175,7 @@ class Checkpoint:
         if implied is None and readable and self._scheme is None:
             rows = text.get("vocab_size")
             untied = text.get("tie_word_embeddings", config.get("tie_word_embeddings")) is False
-            generates = str((config.get("architectures") or [""])[0]).endswith("ForCausalLM")
+            generates = any(name.endswith("ForCausalLM") for name in architectures.class_names(config))
             heads = 2 if untied and generates else 1
             check_vocabulary(weights, findings, rows=rows if type(rows) is int else None, heads=heads)
 
@@ -192,7 +191,7 @@ class Checkpoint:
             self._findings.add("weights.tensor_missing", "config.json", message, _FIX_FETCH)
             return None
         if implied is None:
-            names = ", ".join(printable(str(name)) for name in config.get("architectures") or ["this architecture"])
+            names = listed(architectures.class_names(config) or ["this architecture"])
             message = f"There is no tensor table for {names}: its layers were compared with each other instead."
             self._findings.add("arch.no_table", "config.json", message, "Nothing to do.")
         return implied
@@ -208,10 +207,8 @@ class Checkpoint:
             # A file that can't be read is reported as tokenizer.invalid, with the template that it should hold.
             with contextlib.suppress(ValueError):
                 check_tokenizer_code(texts.json("tokenizer_config.json"), findings)
-        classes = (self._config or {}).get("architectures") or []
-        generates = not classes or any(
-            str(name).endswith(("ForCausalLM", "ForConditionalGeneration")) for name in classes
-        )
+        classes = architectures.class_names(self._config or {})
+        generates = not classes or any(name.endswith(("ForCausalLM", "ForConditionalGeneration")) for name in classes)
         tokenizer.check_chat_template(layout, texts, findings, generates=generates)
 
     def _embedding_rows(self) -> int | None:

@@ -182,6 +182,8 @@ def _take_download_records(layout: Layout, digests: Digests) -> None:
     Small files are left out on purpose: people edit config.json in such a directory, and that is no damage.
     """
     folder = layout.root / ".cache" / "huggingface" / "download"
+    if not folder.is_dir():
+        return
     for name in layout.entries:
         try:
             lines = (folder / f"{name}.metadata").read_text(encoding="ascii").split()

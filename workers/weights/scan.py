@@ -75,7 +75,7 @@ def scan_files(jobs: list[Job], *, progress: Progress | None = None) -> dict[str
     # The largest first, so that the last core isn't left alone with a whole shard.
     ordered = sorted(jobs, key=lambda job: -job.entry.size)
     workers = min(len(os.sched_getaffinity(0)), max(1, len(jobs)))
-    if workers == 1 or not any(job.whole for job in jobs):
+    if workers == 1 or not any(job.algorithms or job.values for job in jobs):
         scans = [_scan(job, meter) for job in ordered]
     else:
         with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:

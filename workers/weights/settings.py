@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from workers.weights.architectures import text_config
+from workers.weights.architectures import class_names, text_config
 from workers.weights.findings import Findings, listed, printable
 
 _FIX_CONFIG = "Fetch the file again; it belongs to the same revision as the weights."
@@ -32,7 +32,7 @@ def parse_object(content: bytes) -> dict[str, Any]:
 
 def check_architecture(config: Mapping[str, Any], supported: Iterable[str] | None, findings: Findings) -> None:
     """Report an architecture that the given engine doesn't list, and code that the model brings along."""
-    classes = [str(name) for name in config.get("architectures") or [] if isinstance(name, str)]
+    classes = class_names(config)
     if supported is not None:
         known = set(supported)
         if not any(name in known for name in classes):

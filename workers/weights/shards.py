@@ -1,6 +1,7 @@
 """Weight files as a set: which there are, which an index promises, and which tensors lie in them."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -151,17 +152,18 @@ def _check_index(
     weights: Weights,
     findings: Findings,
 ) -> None:
-    promised = sorted(set(weights.weight_map.values()))
-    for file in promised:
-        if file not in files:
+    promised = Counter(weights.weight_map.values())
+    present = set(files)
+    for file, count in sorted(promised.items()):
+        if file not in present:
             weights.lost.add(file)
-            count = sum(1 for place in weights.weight_map.values() if place == file)
             message = f"The shard {printable(file)} with {count:,} tensors is missing."
             findings.add("weights.shard_missing", file, message, _FIX_SHARD)
         elif scans[file].header is None:
             weights.lost.add(file)
-    stray = [name for name in _without_consolidated(files) if name not in promised and _could_be_shard(name, promised)]
-    weights.tensors = _merge([*(name for name in promised if name in files), *stray], scans, findings)
+    series = {stem for stem, _ in shard_numbers(list(promised))}
+    stray = [name for name in _without_consolidated(files) if name not in promised and _could_be_shard(name, series)]
+    weights.tensors = _merge([*sorted(promised.keys() & present), *stray], scans, findings)
     _compare_places(index, files, scans, weights, findings)
     if stray:
         message = (
@@ -171,11 +173,10 @@ def _check_index(
     _check_total(index, document, weights, findings)
 
 
-def _could_be_shard(name: str, promised: list[str]) -> bool:
-    """A file beside the promised ones whose name says that it belongs to the same series, or that is on its own."""
-    series = {key[0] for key in shard_numbers(promised)}
-    own = {key[0] for key in shard_numbers([name])}
-    return bool(own & series) or (bool(own) and not series) or name != "model.safetensors"
+def _could_be_shard(name: str, series: set[str]) -> bool:
+    """A file beside the promised ones that belongs to their series or to none; another whole series is a format."""
+    own = {stem for stem, _ in shard_numbers([name])}
+    return bool(own & series) or not series or name != "model.safetensors"
 
 
 def _compare_places(
@@ -183,7 +184,7 @@ def _compare_places(
 ) -> None:
     absent: dict[str, list[str]] = {}
     for name, file in weights.weight_map.items():
-        if file in files and file not in weights.lost:
+        if file in scans and file not in weights.lost:
             header = scans[file].header
             if header is not None and name not in header.tensors:
                 absent.setdefault(file, []).append(name)
