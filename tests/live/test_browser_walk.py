@@ -1,0 +1,168 @@
+"""The walk of the first launch, in a real Chromium against a real engine: what a person does, and what is left after."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.live.conftest import MODEL
+from tests.live.harness import PASSWORD, LiveConsole, wait_for
+
+pytestmark = [pytest.mark.live, pytest.mark.browser, pytest.mark.timeout(900)]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+]  # fmt: skip
+
+
+@pytest.fixture
+def page(live_console: LiveConsole) -> Iterator[Page]:
+    """A page of a fresh browser; any error that the page itself raises, or a CSP violation, fails the test."""
+    if not CHROMIUM:
+        pytest.fail(
+            "Chromium is missing: `apt-get install --no-install-recommends chromium` (as root, make test does it)"
+        )
+    problems: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        page = browser.new_context(base_url=live_console.url, viewport={"width": 1280, "height": 900}).new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on(
+            "console", lambda message: problems.append(message.text) if "Content Security" in message.text else None
+        )
+        yield page
+        browser.close()
+    assert problems == []
+
+
+@pytest.fixture
+def copy_of_the_model(live_console: LiveConsole) -> str:
+    """The model as `add directory` made it (another test of this run may have done so already)."""
+    console = live_console
+    if not console.one("select id from catalog_copy"):
+        console.sign_in("ada")
+        host = console.one("select id from fleet_host where name = 'local'")
+        path = str((console.home / "models" / MODEL).resolve())
+        console.post("/models/new/", {"name": MODEL, "host": host, "path": path})
+    copy = wait_for(
+        "the copy is verified", lambda: console.one("select id from catalog_copy where state = 'verified'"), seconds=90
+    )
+    return str(copy)
+
+
+def test_from_signing_in_to_no_process_left(page: Page, live_console: LiveConsole, copy_of_the_model: str) -> None:
+    console = live_console
+    engine = wait_for(
+        "the engine is known", lambda: console.one("select id from fleet_engine where present"), seconds=60
+    )
+
+    page.goto("/")
+    page.fill("[name=login]", "ada")
+    page.fill("[name=password]", PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page).to_have_url(re.compile(r"/$"))
+
+    page.goto("/deployments/new/")
+    page.fill("[name=name]", "walk")
+    page.select_option("[name=copy]", copy_of_the_model)
+    page.select_option("[name=engine]", str(engine))
+    page.fill("[name=max_model_len]", "1024")
+    page.fill("[name=arguments]", "--enforce-eager --max-num-seqs 4")
+    expect(page.locator("#preview")).to_contain_text("--served-model-name walk")
+    page.locator("#deploy-form button[type=submit]").dblclick()
+    expect(page).to_have_url(re.compile(r"/jobs/\d+/"))
+    job = int(re.search(r"/jobs/(\d+)/", page.url).group(1))  # type: ignore[union-attr]
+    assert console.one("select count(*) from jobs_job where kind = 'deploy' and title like '%walk%'") == 1
+
+    expect(page.locator("body")).to_contain_text("EngineCore", timeout=120_000)
+    page.reload()
+    expect(page.locator("body")).to_contain_text("EngineCore", timeout=30_000)
+    console.wait_job(job, seconds=400)
+    expect(page.locator("body")).to_contain_text("Paris", timeout=20_000)
+
+    deployment = console.one("select id from deployments_deployment where name = 'walk'")
+    page.goto(f"/deployments/{deployment}/playground/")
+    page.locator("[data-chat-text]").fill("What is the capital of France?")
+    page.locator("[data-chat-send]").click()
+    expect(page.locator("[data-chat-lines]")).to_contain_text("Paris", timeout=60_000)
+
+    instance = console.one("select id from deployments_instance where deployment_id = ?", deployment)
+    page.goto(f"/instances/{instance}/restart/")
+    page.locator("[name=reason]").fill("walk: does a restart work?")
+    page.locator("main form button[type=submit]").click()
+    restart = wait_for(
+        "the restart job stands", lambda: console.one("select id from jobs_job where kind = 'restart'"), seconds=20
+    )
+    console.wait_job(restart, seconds=400)
+
+    page.goto("/audit/")
+    expect(page.locator("main")).to_contain_text("walk: does a restart work?")
+
+    page.goto(f"/deployments/{deployment}/stop/")
+    page.locator("[name=reason]").fill("end of the walk")
+    page.locator("main form button[type=submit]").click()
+    wait_for(
+        "it is stopped",
+        lambda: console.one("select state from deployments_deployment where id = ?", deployment) == "stopped",
+        seconds=90,
+    )
+    wait_for("no vLLM process is left", lambda: not console.engine_processes(), seconds=15)
+    page.goto(f"/deployments/{deployment}/")
+    expect(page.locator("main")).to_contain_text("Stopped")
+
+
+def test_what_a_viewer_may_not_do_is_neither_shown_nor_answered(page: Page, live_console: LiveConsole) -> None:
+    page.goto("/account/login/")
+    page.fill("[name=login]", "vera")
+    page.fill("[name=password]", PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page).to_have_url(re.compile(r"/$"))
+    expect(page.get_by_role("link", name="Deploy a model")).to_have_count(0)
+    expect(page.get_by_role("link", name="People")).to_have_count(0)
+    answer = page.goto("/deployments/new/")
+    assert answer
+    assert answer.status == 403
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_no_page_is_wider_than_the_screen(
+    page: Page, live_console: LiveConsole, tmp_path: Path, width: int, theme: str
+) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    page.context.add_cookies([{"name": "theme", "value": theme, "url": live_console.url}])
+    page.goto("/account/login/")
+    page.fill("[name=login]", "ada")
+    page.fill("[name=password]", PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page).to_have_url(re.compile(r"/$"))
+    paths = [
+        "/",
+        "/deployments/",
+        "/deployments/new/",
+        "/jobs/",
+        "/models/",
+        "/hosts/",
+        "/engines/",
+        "/people/",
+        "/audit/",
+        "/account/me/",
+    ]
+    for table, path in (("deployments_deployment", "deployments"), ("jobs_job", "jobs"), ("fleet_host", "hosts"),
+                        ("deployments_instance", "instances"), ("catalog_model", "models")):  # fmt: skip
+        if pk := live_console.one(f"select id from {table} order by id"):
+            paths.append(f"/{path}/{pk}/")
+    wider = {}
+    for path in paths:
+        answer = page.goto(path)
+        assert answer
+        assert answer.status == 200, path
+        if (found := page.evaluate("document.documentElement.scrollWidth")) > width:
+            wider[path] = found
+    assert wider == {}
