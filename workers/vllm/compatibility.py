@@ -11,7 +11,7 @@ from workers.vllm.devices import Device, Platform
 from workers.vllm.kv_cache import FP8_DTYPES
 from workers.vllm.memory_rules import MemoryRules, Version
 from workers.vllm.model_shape import ModelShape
-from workers.vllm.plan_types import Reason
+from workers.vllm.plan_types import Reason, Severity
 
 Capability = tuple[int, int]
 
@@ -66,12 +66,13 @@ def check(
     pipeline_parallel: int,
     count: int | None,
     kv_cache_dtype: str,
+    cpu_avx512: bool | None = None,
 ) -> tuple[Reason, ...]:
     """Everything that stands between this model and this device, besides memory."""
     reasons = [
         *_quantization(model, rules, platform, device),
         *_dtype(model, platform, device),
-        *_kv_dtype(kv_cache_dtype, platform, device),
+        *_kv_dtype(kv_cache_dtype, platform, device, rules, cpu_avx512=cpu_avx512),
         *_parallel_sizes(model, tensor_parallel, pipeline_parallel, count),
         *_sparse_attention(model, platform, device),
         *_attention_on_cpu(model, rules, platform, tensor_parallel),
@@ -154,14 +155,24 @@ def _dtype(model: ModelShape, platform: Platform, device: Device | None) -> list
     return [Reason("dtype.no_bfloat16", "warning", text)]
 
 
-def _kv_dtype(kv_cache_dtype: str, platform: Platform, device: Device | None) -> list[Reason]:
-    if kv_cache_dtype == "auto" or platform == "cpu" or device is None or device.capability is None:
+def _kv_dtype(
+    kv_cache_dtype: str, platform: Platform, device: Device | None, rules: MemoryRules, *, cpu_avx512: bool | None
+) -> list[Reason]:
+    if kv_cache_dtype not in FP8_DTYPES and kv_cache_dtype != "fp8_ds_mla":
         return []
-    is_fp8 = kv_cache_dtype in FP8_DTYPES or kv_cache_dtype == "fp8_ds_mla"
-    if is_fp8 and device.capability < FP8_KV_FROM:
-        text = f"an FP8 KV cache is native from sm_89; on {device.title} not every attention backend takes it"
-        return [Reason("kv_cache_dtype.not_native", "warning", text)]
-    return []
+    if platform == "cpu" and not rules.cpu_fp8_cache:
+        text = "an FP8 KV cache runs on a CPU only from vLLM 0.21 on; take a newer engine, or --kv-cache-dtype auto"
+        return [Reason("kv_cache_dtype.unsupported_device", "error", text)]
+    if platform == "cpu":
+        if cpu_avx512:
+            return []
+        severity: Severity = "warning" if cpu_avx512 is None else "error"
+        text = "an FP8 KV cache on a CPU needs AVX-512 or AMX; without them the engine does not start"
+        return [Reason("kv_cache_dtype.unsupported_device", severity, text)]
+    if device is None or device.capability is None or device.capability >= FP8_KV_FROM:
+        return []
+    text = f"an FP8 KV cache is native from sm_89; on {device.title} not every attention backend takes it"
+    return [Reason("kv_cache_dtype.not_native", "warning", text)]
 
 
 def _parallel_sizes(model: ModelShape, tensor: int, pipeline: int, count: int | None) -> list[Reason]:

@@ -21,7 +21,6 @@ CPU_BLOCK_TOKENS = 128
 CPU_MLA_BLOCK_TOKENS = 16
 SPARSE_MLA_BLOCK_TOKENS = 64
 _HYBRID_MLA_ALIGNMENT = 128
-_CPU_KERNEL_TOKENS = 32
 
 FP8_DTYPES = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"})
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", *sorted(FP8_DTYPES), "fp8_ds_mla", "nvfp4_ds_mla",

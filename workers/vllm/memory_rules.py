@@ -32,6 +32,8 @@ class MemoryRules:
             default for every model; before, only for dense models.
         cpu_mla: the CPU backend can run multi-head latent attention (in blocks of 16).
         cpu_aligns_state_pages: the CPU backend grows its block until a recurrent state fits in a page.
+        cpu_fp8_cache: the CPU backend can keep keys and values in FP8.
+        cpu_kernel_tokens: blocks of the CPU's attention kernels are multiples of so many tokens.
         cpu_float32_states: a CPU with AVX-512 BF16 keeps recurrent states in float32.
         default_utilization: what `--gpu-memory-utilization` is when left out.
         counts_cuda_graphs: CUDA graphs are measured before the KV cache is sized, so they come out of it.
@@ -49,6 +51,8 @@ class MemoryRules:
     v2_runner_everywhere: bool
     cpu_mla: bool
     cpu_aligns_state_pages: bool
+    cpu_fp8_cache: bool
+    cpu_kernel_tokens: int
     cpu_float32_states: bool
     default_utilization: float
     counts_cuda_graphs: bool
@@ -79,6 +83,8 @@ def rules_for(engine_version: str) -> MemoryRules:
         v2_runner_everywhere=version >= (0, 29, 0),
         cpu_mla=version >= (0, 28, 0),
         cpu_aligns_state_pages=version >= (0, 21, 0),
+        cpu_fp8_cache=version >= (0, 21, 0),
+        cpu_kernel_tokens=32 if version >= (0, 29, 0) else 1,
         cpu_float32_states=version >= (0, 26, 0),
         default_utilization=0.92 if version >= (0, 20, 0) else 0.9,
         counts_cuda_graphs=version >= (0, 21, 0),

@@ -18,7 +18,6 @@ from workers.vllm.model_shape import ModelShape
 from workers.vllm.plan_types import PlanRequest
 
 GIB = 2**30
-_CPU_KERNEL_TOKENS = 32
 _BLACKWELL_MLA_BLOCK_TOKENS = 32
 _BLACKWELL = 10
 _BLACKWELL_WORKSTATION = 12
@@ -77,7 +76,7 @@ def fill_in(model: ModelShape, request: PlanRequest) -> Setting:
         in_flight_tokens=batched * _batches_in_flight(model, request, platform, rules, pipeline),
         states_per_request=2 if _caches_prefixes(model, request, platform, rules) else 1,
         speculative_tokens=request.speculative_tokens,
-        kernel_tokens=_CPU_KERNEL_TOKENS if platform == "cpu" else GPU_BLOCK_TOKENS,
+        kernel_tokens=rules.cpu_kernel_tokens if platform == "cpu" else GPU_BLOCK_TOKENS,
     )
     return Setting(
         model=model,

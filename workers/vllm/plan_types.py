@@ -49,6 +49,7 @@ class PlanRequest:
         enforce_eager: whether CUDA graphs are off.
         speculative_tokens: draft tokens per step.
         cpu_amx: whether the CPU has AMX tiles, which latent attention uses.
+        cpu_avx512: whether the CPU has AVX-512 or AMX, which an FP8 KV cache needs there; None when it isn't known.
         cpu_avx512_bf16: whether the CPU has AVX-512 BF16, whose recurrent kernels keep their states in float32.
         wanted_concurrency: requests of full length at once that the deployment is sized for.
         p95_tokens: what 95 % of the requests here stayed under; None when nothing was measured.
@@ -75,6 +76,7 @@ class PlanRequest:
     enforce_eager: bool = False
     speculative_tokens: int = 0
     cpu_amx: bool = False
+    cpu_avx512: bool | None = None
     cpu_avx512_bf16: bool = False
     wanted_concurrency: int | None = None
     p95_tokens: int | None = None

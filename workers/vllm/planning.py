@@ -42,8 +42,9 @@ def compute_plan(model: ModelShape, request: PlanRequest) -> Plan:
         pipeline_parallel=setting.pipeline_parallel,
         count=request.count,
         kv_cache_dtype=setting.kv_dtype,
+        cpu_avx512=request.cpu_avx512,
     )
-    reasons += _about_limits(setting)
+    reasons += _about_limits(setting, layout)
     reasons += _about_memory(setting, sizes, layout, request)
     reasons += _about_pool(setting, sizes.kv, layout)
     reasons += _about_sources(setting, sizes, request)
@@ -98,12 +99,20 @@ def _overhead_class(setting: Setting) -> OverheadClass:
     return setting.device.overhead_class if setting.device else "datacenter"
 
 
-def _about_limits(setting: Setting) -> list[Reason]:
+def _about_limits(setting: Setting, layout: CacheLayout) -> list[Reason]:
+    reasons = []
     longest = setting.model.max_context
-    if setting.max_model_len <= longest:
-        return []
-    text = f"a context of {setting.max_model_len:,} is more than the {longest:,} tokens that config.json allows"
-    return [Reason("context.exceeds_model", "error", text)]
+    if setting.max_model_len > longest:
+        text = f"a context of {setting.max_model_len:,} is more than the {longest:,} tokens that config.json allows"
+        reasons.append(Reason("context.exceeds_model", "error", text))
+    kernel = setting.cache.kernel_tokens
+    if layout.block_tokens % kernel and not setting.model.uses_mla:
+        text = (
+            f"blocks of {layout.block_tokens} tokens: the attention kernels take multiples of {kernel}, so the engine would "
+            f"not start; take --block-size {-(-layout.block_tokens // kernel) * kernel}"
+        )
+        reasons.append(Reason("attention.block_size_unsupported", "error", text))
+    return reasons
 
 
 def _about_memory(setting: Setting, sizes: _Sizes, layout: CacheLayout, request: PlanRequest) -> list[Reason]:

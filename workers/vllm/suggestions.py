@@ -157,6 +157,8 @@ def _fp8_kv(model: ModelShape, request: PlanRequest, plan: Plan) -> Iterator[Sug
     capability = request.device.capability if request.device else None
     if plan.platform == "cuda" and capability is not None and capability < FP8_KV_FROM:
         return
+    if plan.platform == "cpu" and not request.cpu_avx512:
+        return  # whether it would start isn't known
     better = _fitting(model, replace(request, kv_cache_dtype="fp8"))
     if better is not None:
         text = f"an FP8 KV cache fits {_left(better)}: {better.kv_cache_tokens or 0:,} tokens"

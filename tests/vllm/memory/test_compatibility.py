@@ -1,5 +1,6 @@
 """What runs where, besides memory."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,6 +118,16 @@ def test_attention_that_a_cpu_engine_cannot_run(name: str, version: str, starts:
 
 def test_sparse_attention_has_no_cpu_kernel() -> None:
     assert plan(public_shape("glm-5-fp8"), PlanRequest(platform="cpu", kv_cache_memory=100 * GIB)).fits is False
+
+
+@pytest.mark.parametrize(("avx512", "fits", "said"), [(None, True, True), (False, False, True), (True, True, False)])
+def test_an_fp8_cache_on_a_cpu_needs_avx_512(avx512: bool | None, fits: bool, said: bool) -> None:
+    # Seen in a launch of 0.32: "FP8 KV cache on CPU requires x86 with AVX-512 or AMX."
+    request = PlanRequest(platform="cpu", kv_cache_memory=4 * GIB, kv_cache_dtype="fp8_e5m2", cpu_avx512=avx512)
+    made = plan(read_shape(llama()), request)
+    assert made.fits is fits
+    assert ("kv_cache_dtype.unsupported_device" in codes(made)) is said
+    assert plan(read_shape(llama()), replace(request, engine_version="0.20.2")).fits is False
 
 
 def test_ranks_on_a_cpu_want_a_numa_node_each() -> None:

@@ -1,6 +1,7 @@
 """Plans against the numbers that real engines logged, to the token."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -133,3 +134,16 @@ def test_the_one_block_that_serves_nobody_decides_at_the_edge() -> None:
     refused = plan(shape("llama-gqa"), replace(ON_CPU, kv_cache_memory=least - 1))
     assert refused.fits is False
     assert "one request of 2,048 tokens needs" in refused.reasons[0].text
+
+
+@pytest.mark.parametrize(("platform", "block", "version", "starts"), [
+    ("cpu", 16, "0.32.0", False), ("cpu", 16, "0.28.0", True), ("cpu", 96, "0.32.0", True),
+    ("cuda", 16, "0.32.0", True), ("cuda", 24, "0.32.0", False),
+])  # fmt: skip
+def test_blocks_that_no_kernel_takes_stop_the_engine(platform: Any, block: int, version: str, starts: bool) -> None:
+    # A recorded launch with --block-size 16 on a CPU: "No common block size for 16 (CPU_ATTN: [MultipleOf(32)])".
+    request = replace(ON_CPU, platform=platform, block_size=block, engine_version=version)
+    made = plan(shape("tiny-qwen3"), request)
+    assert made.fits is starts
+    if not starts:
+        assert made.reasons[0].code == "attention.block_size_unsupported"

@@ -146,6 +146,8 @@ def test_a_launch_becomes_what_was_planned(case: str, python: str, version: str,
     if made.fits is False:
         pytest.skip(f"vLLM {version}: {made.reasons[0].text}")
     done = launch(python, version, tmp_path, configuration, keywords_of(changes, 256 * MIB))
+    if "FP8 KV cache on CPU requires" in done.log:
+        pytest.skip("this CPU has neither AVX-512 nor AMX, which an FP8 KV cache needs")
     assert done.result is not None, done.log[-3000:]
     assert done.tokens == made.kv_cache_tokens
     assert done.concurrency == pytest.approx(made.max_concurrency, abs=0.006)

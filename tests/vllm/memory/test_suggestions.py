@@ -68,7 +68,7 @@ def test_memory_held_by_strangers_is_answered_with_a_lower_utilisation() -> None
 
 
 def test_too_few_kv_bytes_are_answered_with_enough_and_with_fp8() -> None:
-    request = PlanRequest(platform="cpu", kv_cache_memory=2 * MIB, max_model_len=2048)
+    request = PlanRequest(platform="cpu", kv_cache_memory=2 * MIB, max_model_len=2048, cpu_avx512=True)
     made = plan(shape("llama-gqa"), request)
     enough = suggested(made, "kv_memory")
     assert dict(enough.changes)["kv-cache-memory-bytes"] == str(4 * MIB)
