@@ -43,6 +43,7 @@ def instance_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "deployment": instance.deployment,
         "attempts": attempts,
         "attempt": shown,
+        "following": shown is None or not chosen,
         "command": snippets.folded(shown.argv) if shown and shown.argv else "",
     }
     return render(request, "deployments/instance.html", context)

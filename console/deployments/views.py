@@ -113,6 +113,7 @@ def deployment_detail(request: HttpRequest, pk: int) -> HttpResponse:
     about |= Q(subject_kind="instance", subject_id__in=[one.pk for one in instances])
     context = _frame(deployment, "overview") | {
         "instances": instances,
+        "trouble": _trouble(deployment, instances),
         "jobs": Job.objects.filter(about).select_related("requested_by").order_by("-pk")[:5],
         "changes": _changes(deployment, instances),
         "endpoint": _endpoint_card(deployment),
@@ -269,6 +270,18 @@ def _frame(deployment: Deployment, tab: str) -> dict[str, Any]:
         .order_by("-pk")
         .first(),
     }
+
+
+def _trouble(deployment: Deployment, instances: list[Instance]) -> Any:
+    """The failure that keeps a deployment from serving as it should; None if nothing does."""
+    if deployment.state in ("failed", "degraded"):
+        for instance in instances:
+            if instance.failure and instance.state != "ready":
+                return instance.failure
+    if deployment.state == "failed":
+        last = Job.objects.filter(subject_kind="deployment", subject_id=deployment.pk).order_by("-pk").first()
+        return last.failure if last else None
+    return None
 
 
 def _endpoint_card(deployment: Deployment) -> dict[str, Any] | None:

@@ -18,7 +18,8 @@ function offerEngines() {
   none.hidden = !host || fitting > 0;
   if (engine.selectedOptions[0]?.disabled) engine.value = "";
   const choices = [...engine.options].filter((option) => option.value && !option.disabled);
-  // The list has the newest version of a host first; a host with one engine leaves no choice.
+  // The newest is proposed: 0.32 comes after 0.9.
+  choices.sort((one, other) => other.textContent.localeCompare(one.textContent, "en", { numeric: true }));
   if (host && !engine.value && choices.length) engine.value = choices[0].value;
 }
 

@@ -54,6 +54,7 @@ class LogView extends HTMLElement {
       else if (this.isAtEnd()) this.setFollows(true);
       this.top = scrollTop;
     });
+    // Follows once a frame, when the rows have their heights: asking for heights after each message would cost a layout each.
     const grown = new ResizeObserver(() => { if (this.follows) this.scrollToEnd(); });
     grown.observe(this.body);
     signal.addEventListener("abort", () => grown.disconnect());
@@ -93,7 +94,6 @@ class LogView extends HTMLElement {
     this.end = end;
     this.append(text);
     this.earlier.hidden = this.start === FILE_BEGINS || this.start === null;
-    if (this.follows) this.scrollToEnd();
   }
 
   append(text) {

@@ -161,6 +161,24 @@ def test_without_a_ready_instance_the_endpoint_card_says_so(deployment: Deployme
     assert "curl http" not in page
 
 
+def test_a_failed_deployment_says_what_failed_and_what_to_do_next(deployment: Deployment, viewer: User) -> None:
+    failure = {
+        "code": "port.taken",
+        "message": "Port 18000 is taken by pid 7.",
+        "next": "Choose another.",
+        "evidence": [],
+    }
+    Job.objects.update(state="failed", failure=failure)
+    Deployment.objects.update(state="failed", state_reason=failure["message"])
+    page = page_of(viewer, "deployment_detail", deployment.pk)
+    assert "Not serving: Port 18000 is taken by pid 7." in page
+    assert "Choose another." in page
+    Instance.objects.update(
+        state="crashed", failure=failure | {"message": "It ran out of memory.", "next": "Use less."}
+    )
+    assert "It ran out of memory." in page_of(viewer, "deployment_detail", deployment.pk)
+
+
 def test_stopping_asks_for_a_reason_and_leads_to_its_job(serving: Deployment, operator: User) -> None:
     client = signed_in(operator)
     url = reverse("deployment_stop", args=[serving.pk])
