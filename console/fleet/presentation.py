@@ -52,7 +52,7 @@ def is_removed(host: Host) -> bool:
     return not host.public_key and not host.join_token_sha256 and not host.redis_password_sha256
 
 
-def truth(host: Host, *, instances: int, ready: int) -> str:
+def truth(host: Host, *, instances: int, ready: int, crashed: int = 0) -> str:
     """The truth about a host in a sentence or two."""
     if is_removed(host):
         return _("Removed. Its jobs stay in the ledger.")
@@ -67,13 +67,15 @@ def truth(host: Host, *, instances: int, ready: int) -> str:
                 instances,
             ) % {"count": instances}
         return text
+    fallen = ngettext("%d has crashed.", "%d have crashed.", crashed) % crashed if crashed else ""
     if not instances:
-        return _("Online. Nothing is deployed here.")
-    return ngettext(
+        return f"{_('Online. Nothing runs here.')} {fallen}".strip()
+    text = ngettext(
         "Online, with %(ready)d of %(count)d instance ready.",
         "Online, with %(ready)d of %(count)d instances ready.",
         instances,
     ) % {"ready": ready, "count": instances}
+    return f"{text} {fallen}".strip()
 
 
 def warnings(host: Host) -> list[str]:

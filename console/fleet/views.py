@@ -78,10 +78,16 @@ def host_detail(request: HttpRequest, pk: int) -> HttpResponse:
     host = policies.get(request.user, _hosts_with_counts(), Action.VIEW, pk=pk)
     _attach(host)
     instances = list(host.instances.exclude(state="stopped").select_related("deployment", "host", "spec__engine")[:100])
+    crashed = sum(one.state == "crashed" for one in instances)
     context = {
         "host": host,
         "removed": presentation.is_removed(host),
-        "truth": presentation.truth(host, instances=host.instances_count, ready=host.ready_count),  # type: ignore[attr-defined]
+        "truth": presentation.truth(
+            host,
+            instances=host.instances_count,  # type: ignore[attr-defined]
+            ready=host.ready_count,  # type: ignore[attr-defined]
+            crashed=crashed,
+        ),
         "warnings": presentation.warnings(host),
         "facts": presentation.facts(host),
         "instances": instances,

@@ -6,10 +6,12 @@
 //   data-live-every="2"          fetch it every 2 s as well, while the tab is seen (for what moves without a message)
 // Inside a part, an element with data-live-keep is left as it is (an open log, a half-filled form).
 // {"kind": "tick"} is a sign of life that the server may send; without one for 30 s after the first, the connection counts as lost.
+import { toast } from "./app.js";
 import { words } from "./words.js";
 
 const GATHER_MS = 300;
 const SILENT_MS = 30000;
+const NO_LONGER_ALLOWED = 4403;
 const badge = document.getElementById("live");
 const text = badge?.querySelector("[data-live-text]");
 const zone = document.documentElement.dataset.zone || undefined;
@@ -18,6 +20,7 @@ const time = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digi
 let socket = null;
 let tries = 0;
 let wasLost = false;
+let signedOut = false;
 let lastHeard = 0;
 let ticks = false;
 let waiting = null;
@@ -28,7 +31,8 @@ const started = Date.now();
 function show(state) {
   if (!badge) return;
   badge.dataset.state = state;
-  const label = state === "live" ? `${words.live} · ${time.format(new Date())}` : state === "lost" ? words.lost : words.connecting;
+  const labels = { live: `${words.live} · ${time.format(new Date())}`, lost: signedOut ? words.out : words.lost };
+  const label = labels[state] ?? words.connecting;
   if (text.textContent !== label) text.textContent = label;
 }
 
@@ -48,13 +52,22 @@ export async function refresh(parts = [...document.querySelectorAll("[data-live]
   for (const [address, members] of byAddress) {
     try {
       const answer = await fetch(address, { headers: { "X-Live": "1" }, credentials: "same-origin" });
-      if (!answer.ok || answer.redirected) continue;
+      if (answer.redirected && answer.url.includes("/account/")) return leave();
+      if (!answer.ok) continue;
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       for (const part of members) replace(part, page.getElementById(part.id));
     } catch {
       // The next change or the reconnect fetches it again.
     }
   }
+}
+
+// Signed out, disabled, or another password: what stands here goes stale, so say it and stop asking.
+function leave() {
+  signedOut = true;
+  if (socket) socket.close();
+  show("lost");
+  toast(words.signed_out);
 }
 
 const addressOf = (part) => part.dataset.liveUrl || location.pathname + location.search;
@@ -78,7 +91,7 @@ function replace(part, fresh) {
 }
 
 function refreshDue() {
-  if (document.hidden) return;
+  if (document.hidden || signedOut) return;
   const now = Date.now();
   const due = [...document.querySelectorAll("[data-live-every][id]")].filter((part) => {
     const every = Number(part.dataset.liveEvery) * 1000;
@@ -121,12 +134,14 @@ function connect() {
     wasLost = false;
   };
   socket.onmessage = (event) => hear(JSON.parse(event.data));
-  socket.onclose = () => {
+  socket.onclose = (event) => {
     wasLost = true;
     ticks = false;
     show("lost");
+    if (signedOut) return;
+    if (event.code === NO_LONGER_ALLOWED) refresh();
     tries += 1;
-    connect.timer = setTimeout(connect, Math.min(15000, 400 * 2 ** Math.min(tries, 6)) * (0.7 + 0.6 * Math.random()));
+    connect.timer = setTimeout(connect, Math.min(5000, 400 * 2 ** Math.min(tries, 4)) * (0.7 + 0.6 * Math.random()));
   };
 }
 
@@ -137,7 +152,7 @@ setInterval(() => {
 }, 1000);
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) return;
-  if (socket?.readyState === WebSocket.CLOSED) connect();
+  if (socket?.readyState === WebSocket.CLOSED && !signedOut) connect();
   if (changed.size) gather();
 });
 window.addEventListener("online", () => { if (socket?.readyState === WebSocket.CLOSED) connect(); });

@@ -108,6 +108,13 @@ def test_silence_is_told_with_its_age_and_concludes_nothing(viewer: User, fleet:
     assert "one is silent" in listing
 
 
+def test_a_crashed_instance_is_said_in_the_first_line(viewer: User, fleet: Fleet) -> None:
+    fleet.deploy()
+    fleet.host.instances.update(state="crashed")  # type: ignore[attr-defined]
+    answer = signed_in(viewer).get(reverse("host_detail", args=[fleet.host.pk]))
+    assert answer.context["truth"] == "Online. Nothing runs here. 1 has crashed."
+
+
 def test_a_skewed_clock_and_strange_instances_are_said(viewer: User, fleet: Fleet) -> None:
     Host.objects.filter(pk=fleet.host.pk).update(clock_skew_seconds=-4.2, unknown_instances=["a", "b"])
     page = signed_in(viewer).get(reverse("host_detail", args=[fleet.host.pk])).content.decode()

@@ -255,6 +255,7 @@ def words() -> dict[str, Any]:
         "live": _("live"),
         "lost": _("connection lost, trying again"),
         "connecting": _("connecting"),
+        "out": _("signed out"),
         "copied": _("Copied"),
         "failed": _("The console did not answer. Check your connection, then try again."),
         "refused": _("You may not do this."),
