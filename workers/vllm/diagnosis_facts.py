@@ -65,6 +65,7 @@ _DIGITS = b"0123456789"
 # Logs repeat themselves. A line that differs from earlier ones in numbers alone is read this often, then passed over.
 _READ_OFTEN = 8
 _REMEMBERED_LINES = 50_000
+_READ_CLOSELY = 4_000
 _STARTED = re.compile(r"Application startup complete")
 _ASKED_TO_STOP = re.compile(r"shutdown triggered|[Rr]eceived signal|^Shutting down$|received SIG(?:TERM|INT)")
 _NEW_PROCESS = re.compile(r"non-default args:|LLM engine \(v\d|vLLM API server version")
@@ -166,6 +167,8 @@ class Facts:
         stems = _STEMS_BUT_ERROR if enough else _STEMS
         rest = block if len(others) == len(lines) else b"\n".join([lines[index] for index in others])
         found |= _indexes_with(rest, others, lines, stems)
+        # A start fails within its first lines: those are all read, so that no wording depends on the stems.
+        found.update(index for index in others if self.line_count - len(lines) + index < _READ_CLOSELY)
         # A traceback's source lines repeat the words of what they raise.
         return sorted(index for index in found if not _is_source_line(lines[index]))
 

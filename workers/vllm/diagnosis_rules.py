@@ -206,7 +206,10 @@ _MEMORY = (
     ),
 )
 _DEVICE = (
-    _rule("gpu.lost", r"fallen off the bus|GPU is lost|NVMLError_GpuIsLost|Unable to determine the device handle for"),
+    _rule(
+        "gpu.lost",
+        r"fallen off the bus|GPU.{0,40} is lost|NVMLError_GpuIsLost|Unable to determine the device handle for",
+    ),
     _rule("gpu.lost", r"No CUDA GPUs are available|Failed to infer device type", 0.6),
     _rule("gpu.xid", r"\bXid\b.{0,40}?: (?P<xid>\d+)", any_level=True, hint="The code is Xid {xid}."),
     _rule("gpu.xid", r"uncorrectable (?:ECC|NVLink) error|hardware stack error|GPU requires reset", any_level=True),
@@ -245,9 +248,11 @@ _SYSTEM = (
         "shm.exhausted",
         r"insufficient shared memory|out of shared memory|unable to (?:allocate|resize|open) shared memory",
     ),
+    _rule("shm.exhausted", r"shm_open.{0,80}(?:failed|No space|Cannot allocate)", 0.9),
     _rule("shm.exhausted", r"\bBus error\b|\bSIGBUS\b", 0.85),
     _rule("nccl.hang", r"Watchdog caught collective operation timeout|Timeout at NCCL work|watchdog got stuck for"),
     _rule("nccl.hang", r"NCCL operations have failed or timed out|[Hh]eartbeat monitor timed out", 0.9),
+    _rule("nccl.hang", r"NCCL .{0,60}(?:timed out|timeout)", 0.85),
     _rule(
         "nccl.init_failed",
         r"NCCL error|unhandled (?:system|cuda) error|\bnccl(?:System|Internal|Remote|InvalidUsage|InvalidArgument)\w*\b",
@@ -255,7 +260,7 @@ _SYSTEM = (
     _rule("nccl.init_failed", r"no socket interface found|Failed to initialize any NET plugin|DistBackendError"),
     _rule(
         "nccl.init_failed",
-        r"client has failed to connect to any network addresses|DistNetworkError|Connect to .{0,60}failed : ",
+        r"client has failed to connect to any network addresses|DistNetworkError|DistStoreError|Connect to .{0,60}failed : ",
         0.75,
     ),
     _rule(
@@ -285,11 +290,13 @@ _HUB = (
     ),
     _rule(
         "hub.unauthorized",
-        r"Invalid (?:username or password|user token)|User Access Token .{0,80}is expired|403 Client Error",
+        r"Invalid (?:username or password|user token)|403 Client Error"
+        r"|[Tt]oken .{0,80}(?:is expired|has expired|is invalid|is not valid)",
     ),
     _rule(
         "hub.rate_limited",
-        r"429 Client Error|\b429\b.{0,10}Too Many Requests|hit the rate limit|had to rate limit|HTTP Error 429",
+        r"429 Client Error|\b429\b.{0,10}Too Many Requests|hit the rate limit|had to rate limit"
+        r"|[Rr]ate limit (?:exceeded|reached)|HTTP Error 429",
     ),
     _rule("hub.offline_uncached", r"outgoing traffic has been disabled|OfflineModeIsEnabled|offline mode is enabled"),
     _rule(
@@ -312,6 +319,19 @@ _HUB = (
         context=r"huggingface_hub/|hf_hub_download|snapshot_download",
     ),
     _rule(
+        "hub.unreachable",
+        r"(?:huggingface|hf\.co).{0,200}(?:timed out|refused|unreachable|verify failed)",
+        0.85,
+        words=("timed out", "refused", "unreachable", "verify failed"),
+    ),
+    _rule(
+        "hub.unreachable",
+        r"(?:httpx|requests|urllib3|aiohttp)\.\S*(?:Connect|Timeout|Proxy|SSL)\w*:",
+        0.7,
+        words=("httpx.", "requests.", "urllib3.", "aiohttp."),
+    ),
+    _rule("hub.unreachable", r"socket\.gaierror: \[Errno -\d\]", 0.6),
+    _rule(
         "path.not_found",
         r"Repo id must (?:be in the form|use alphanumeric)|is not a local folder and is not a valid model",
     ),
@@ -324,7 +344,7 @@ _HUB = (
 _HANG = (
     _rule("engine.hung", r"No available (?:shared memory broadcast )?block found in \d+ second", 0.6, any_level=True),
     _rule("engine.hung", r"RPC call to \S+ timed out|Engine iteration timed out", 0.9),
-    _rule("engine.hung", r"Timed out waiting for engine core processes|[Hh]ealth check (?:timed out|failed)", 0.7),
+    _rule("engine.hung", r"Timed out waiting for engine core|[Hh]ealth check (?:timed out|failed)", 0.7),
 )
 
 # The order decides between rules that match the same line: what is special comes before what is general.
@@ -375,5 +395,5 @@ DEATH_NOTICES = re.compile(r"EngineCore encountered a fatal error|EngineDeadErro
 # What an exception looks like at the end of a traceback; pydantic's own are indented.
 EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt)\w*(?:\(\w+\))?(?::\s|$)"
-    r"|\s{2}(?:Value|Assertion) error, |Fatal Python error: |thread '.{0,60}' panicked at"
+    r"|(?:\w+\.)+\w*error(?::\s|$)|\s{2}(?:Value|Assertion) error, |Fatal Python error: |thread '.{0,60}' panicked at"
 )

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,3 +37,21 @@ def test_reading_line_by_line_and_in_odd_pieces_gives_the_same(name):
     assert by_line.result() == whole
     assert in_pieces.result() == whole
     assert by_line.line_count == in_pieces.line_count == len(data.splitlines())
+
+
+MORE = LOGS.parent / "more"
+MORE_EXPECTED: dict[str, dict[str, Any]] = json.loads((MORE / "expected.json").read_text())
+
+
+@pytest.mark.parametrize("name", MORE_EXPECTED)
+def test_real_logs_of_other_failures_lead_to_their_cause(name):
+    """Made with vLLM 0.32 on a CPU, as those in `logs`, but by failures that those don't have."""
+    expected = MORE_EXPECTED[name]
+    for exit_code in (None, expected["exit_code"]):
+        diagnosis = diagnose_file(MORE / name, exit_code)
+        assert diagnosis.code == expected["code"], diagnosis
+        assert diagnosis.also == ()
+    lines = (MORE / name).read_bytes().decode(errors="replace").split("\n")
+    assert diagnosis.evidence
+    for evidence in diagnosis.evidence:
+        assert evidence.text == lines[evidence.line - 1].rstrip()
