@@ -42,6 +42,9 @@ from workers.host_config import HostConfig
 from workers.sealing import generate_key_pair, public_key_of, seal
 
 STANDIN = Path(__file__).parents[1] / "standin" / "engine.py"
+PATIENCE = 90.0
+"""Seconds until a wait is given up: only a broken test takes them, but a busy machine may take many."""
+
 API_KEY = "sk-secret-of-the-deployment"
 
 HOST_RULES = [
@@ -90,7 +93,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 10, *, what: str = "") -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE, *, what: str = "") -> Any:
     """Return the first true value of `condition`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -215,16 +218,16 @@ class Console:
         found = [report["body"] for report in self.reports if report["body"]["kind"] == kind]
         return [body for body in found if all(body.get(name) == value for name, value in fields.items())]
 
-    def wait(self, kind: str, seconds: float = 15, **fields: Any) -> dict[str, Any]:
+    def wait(self, kind: str, seconds: float = PATIENCE, **fields: Any) -> dict[str, Any]:
         return wait_for(lambda: self.bodies(kind, **fields), seconds, what=f"{kind} {fields}")[-1]
 
-    def finished(self, step: int, seconds: float = 15, **fields: Any) -> dict[str, Any]:
+    def finished(self, step: int, seconds: float = PATIENCE, **fields: Any) -> dict[str, Any]:
         return self.wait("step.finished", seconds, step=step, **fields)
 
     def phases(self, instance: UUID) -> list[str]:
         return [body["phase"] for body in self.bodies("instance.observed", instance=str(instance))]
 
-    def wait_phase(self, instance: UUID, phase: str, seconds: float = 15) -> dict[str, Any]:
+    def wait_phase(self, instance: UUID, phase: str, seconds: float = PATIENCE) -> dict[str, Any]:
         return self.wait("instance.observed", seconds, instance=str(instance), phase=phase)
 
     def heartbeats(self) -> list[dict[str, Any]]:

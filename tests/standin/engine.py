@@ -32,6 +32,8 @@ class Knobs:
     """Exit code of a start that fails; -1: the start succeeds. `fail_log` is replayed before."""
     fail_log: str = ""
     fail_after_seconds: float = 0.3
+    fail_on_file: str = ""
+    """Fail only once this file exists."""
     fail_from_attempt: int = 1
     """The first attempt that fails (attempts are counted by the directory that the process was started in)."""
     never_ready: bool = False
@@ -309,6 +311,8 @@ def serve(options: argparse.Namespace) -> None:
     log("APIServer", f"vLLM version {VERSION} (stand-in), model {options.model}", "api_utils.py:286")
     if knobs.fail_exit >= 0 and (not attempt.isdigit() or int(attempt) >= knobs.fail_from_attempt):
         time.sleep(knobs.fail_after_seconds)
+        while knobs.fail_on_file and not Path(knobs.fail_on_file).exists():
+            time.sleep(0.02)
         if knobs.fail_log:
             os.write(1, Path(knobs.fail_log).read_bytes())
         sys.exit(knobs.fail_exit)

@@ -82,6 +82,8 @@ def main() -> None:
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
     die_with_parent(options.parent)
+    # Started beside a console, the variable may be set; Celery would then load all of Django into this process.
+    os.environ.pop("DJANGO_SETTINGS_MODULE", None)
     set_up_logging("worker")
     # Whoever runs the agent as root was told so when it was set up; JSON is the only content that is accepted.
     warnings.filterwarnings("ignore", category=SecurityWarning)
