@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from asgiref.sync import sync_to_async
+from channels.db import database_sync_to_async
 from django.db.models import Exists, OuterRef
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.shortcuts import render
@@ -56,8 +56,9 @@ async def playground_chat(request: HttpRequest, pk: int) -> HttpResponseBase:
     return response
 
 
-@sync_to_async
+@database_sync_to_async  # type: ignore[untyped-decorator]
 def _endpoint(request: HttpRequest, pk: int) -> services.Endpoint | None:
+    # The connection goes back to its pool here, not at the end of an answer that may take minutes.
     deployment: Deployment = policies.get(request.user, Deployment.objects.all(), Action.OPERATE, pk=pk)
     return services.endpoint(deployment)
 

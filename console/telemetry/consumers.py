@@ -180,7 +180,7 @@ class LogConsumer(Watch):
     async def send_news(self) -> bool:
         """Send the file on from the own position, piece by piece."""
         # The row first: a log that is called complete now has all its bytes in the file.
-        complete = await self._complete()
+        complete: bool = await self._complete()
         path = self.attempt.log_path
         if self.position is None:
             asked = self.asked_position()
@@ -192,9 +192,9 @@ class LogConsumer(Watch):
             await self.tell(complete=True, end=self.position)
         return complete
 
-    async def _complete(self) -> bool:
-        value = await Attempt.objects.filter(pk=self.attempt.pk).values_list("log_complete", flat=True).afirst()
-        return bool(value)
+    @database_sync_to_async  # type: ignore[untyped-decorator]
+    def _complete(self) -> bool:
+        return bool(Attempt.objects.filter(pk=self.attempt.pk).values_list("log_complete", flat=True).first())
 
 
 class EventsConsumer(Watch):
