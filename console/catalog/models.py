@@ -1,4 +1,4 @@
-"""Models, their revisions and files, and the copies of them on hosts."""
+"""Models, where they come from, their revisions and files, the copies of them on hosts, and what admins allowed."""
 
 from typing import Any
 
@@ -6,17 +6,54 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from console.access.models import Owned
+from console.access.models import Owned, User
 from console.common.states import Stateful, StateTable
 
 COPY_STATES = StateTable(
     {
-        "unverified": "verified damaged removed",
-        "verified": "unverified damaged removed",
-        "damaged": "unverified verified removed",
-        "removed": "unverified",
+        "downloading": "unverified incomplete removed",
+        "incomplete": "downloading unverified verified damaged deleting removed",
+        "unverified": "downloading verified damaged deleting removed",
+        "verified": "downloading unverified damaged deleting removed",
+        "damaged": "downloading unverified verified deleting removed",
+        "deleting": "removed incomplete unverified",
+        "removed": "downloading unverified",
     }
 )
+
+LOCAL_COMMIT = "local"
+"""Commit of a revision whose files have no published state: a directory that lay on a host already."""
+
+
+class Source(Owned):
+    """Where models are fetched from: the hub, a mirror of it, or ModelScope."""
+
+    class Kind(models.TextChoices):
+        """Whose protocol the source speaks."""
+
+        HUB = "hub", _("Hugging Face hub")
+        MIRROR = "mirror", _("mirror of the hub")
+        MODELSCOPE = "modelscope", _("ModelScope")
+
+    name = models.CharField(max_length=60)
+    kind = models.CharField(max_length=12, choices=Kind.choices, default=Kind.HUB)
+    endpoint = models.CharField(max_length=200)
+    """Address without a slash at the end, such as `https://huggingface.co`."""
+    token = models.TextField(blank=True)
+    """Encrypted (`common.secrets`); empty: anonymous. It leaves the console only sealed to a host."""
+    token_set_at = models.DateTimeField(null=True)
+    token_checked_at = models.DateTimeField(null=True)
+    """When the source was last asked whose token this is."""
+    token_account = models.CharField(max_length=120, blank=True)
+    token_problem = models.CharField(max_length=400, blank=True)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["team", "name"], name="one_source_per_name")]
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class Model(Owned):
@@ -27,10 +64,13 @@ class Model(Owned):
 
         DIRECTORY = "directory", _("a directory on a host")
         HUB = "hub", _("the Hugging Face hub")
+        MIRROR = "mirror", _("a mirror of the hub")
         MODELSCOPE = "modelscope", _("ModelScope")
 
     name = models.CharField(max_length=120)
     source = models.CharField(max_length=12, choices=Source.choices, default=Source.DIRECTORY)
+    origin = models.ForeignKey("catalog.Source", null=True, on_delete=models.SET_NULL, related_name="models")
+    """The source to fetch from again; null for a directory, or when the source was removed."""
     repository = models.CharField(max_length=200, blank=True)
     license = models.CharField(max_length=60, blank=True)
     notes = models.TextField(blank=True)
@@ -49,6 +89,9 @@ class Revision(models.Model):
 
     model = models.ForeignKey(Model, on_delete=models.CASCADE, related_name="revisions")
     commit = models.CharField(max_length=64)
+    ref = models.CharField(max_length=120, blank=True)
+    """Branch or tag that was asked for when it was pinned, such as `main`."""
+    gated = models.BooleanField(default=False)
     architecture = models.CharField(max_length=80, blank=True)
     facts: Any = models.JSONField(default=dict)
     """From config.json: parameters, dtype, quantisation, context length."""
@@ -62,6 +105,11 @@ class Revision(models.Model):
     def __str__(self) -> str:
         return f"{self.model} @ {self.commit[:12]}"
 
+    @property
+    def is_pinned(self) -> bool:
+        """True for a commit of a source: its files can't rightly change any more."""
+        return self.commit != LOCAL_COMMIT
+
 
 class File(models.Model):
     """One file of a revision. Size in bytes."""
@@ -70,6 +118,8 @@ class File(models.Model):
     path = models.CharField(max_length=400)
     size_bytes = models.BigIntegerField()
     sha256 = models.CharField(max_length=64, blank=True)
+    git_oid = models.CharField(max_length=40, blank=True)
+    """Object id that the source gives for a file outside of LFS: sha1 over a short header and the bytes."""
 
     class Meta:
         ordering = ["path"]
@@ -89,8 +139,14 @@ class Copy(Stateful):
     path = models.CharField(max_length=500)
     size_bytes = models.BigIntegerField(default=0)
     verified_at = models.DateTimeField(null=True)
+    checked_at = models.DateTimeField(null=True)
+    """When a launch last saw that the files are those of the last verification (size, mtime, inode)."""
     verification: Any = models.JSONField(default=dict)
+    """What the last verification found: `findings`, `details`, `checked_against`, `mode`, or `failure`."""
     manifest: Any = models.JSONField(default=dict)
+    """`files` of the last sound verification: path, size, mtime_ns, inode, sha256."""
+    selection: Any = models.JSONField(default=list)
+    """Paths that were chosen for download; empty: all files of the directory."""
     created_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
@@ -99,3 +155,29 @@ class Copy(Stateful):
 
     def __str__(self) -> str:
         return f"{self.revision} on {self.host}"
+
+
+class Consent(models.Model):
+    """An admin's yes to running code that comes with a revision's files. It holds for exactly these files."""
+
+    class Kind(models.TextChoices):
+        """What is allowed."""
+
+        PICKLE = "pickle", _("pickle weights")
+        REMOTE_CODE = "remote_code", _("the model's own Python code")
+
+    revision = models.ForeignKey(Revision, on_delete=models.CASCADE, related_name="consents")
+    kind = models.CharField(max_length=12, choices=Kind.choices)
+    digest = models.CharField(max_length=64)
+    """sha256 over names and sums of the files that hold the code: other files need another yes."""
+    given_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    given_by_name = models.CharField(max_length=150)
+    reason = models.TextField()
+    given_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["-given_at"]
+        constraints = [models.UniqueConstraint(fields=["revision", "kind", "digest"], name="one_consent_per_files")]
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display()} of {self.revision}"
