@@ -8,6 +8,10 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
+# Everything that touches the database runs a second time, on PostgreSQL.
+LEDGER_TESTS := $(wildcard tests/access tests/catalog tests/common tests/deployments tests/fleet tests/jobs tests/telemetry) \
+  tests/operations/test_backup.py tests/operations/test_demo.py tests/operations/test_local_host.py
+ON_POSTGRES := $(PYTHON) -m tests.on_postgres $(BIN)/pytest -m "not live and not browser and not long" $(LEDGER_TESTS)
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -32,12 +36,14 @@ test: $(VENV)/.installed-dev  ## Run the tests, with a real engine and a real br
 	engine=$$($(PYTHON) -m tests.engine)
 	eval "$$engine"
 	$(BIN)/pytest -m "not long" $(PYTEST)
+	$(ON_POSTGRES)
 
 test-all: $(VENV)/.installed-dev  ## Run every test and write docs/evidence/tests.md
 	@$(PYTHON) -m tests.tools
 	engine=$$($(PYTHON) -m tests.engine)
 	eval "$$engine"
 	$(BIN)/pytest -p tests.evidence --evidence docs/evidence/tests.md $(PYTEST)
+	$(ON_POSTGRES)
 
 bench: $(VENV)/.installed-dev  ## Measure, and write build/bench.json
 	@engine=$$($(PYTHON) -m tests.engine)

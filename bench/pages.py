@@ -12,7 +12,7 @@ TARGET_MS = 100.0
 PAGES = (
     "/",
     "/jobs/",
-    "/jobs/?page=150",
+    "/jobs/?before=5000",
     "/jobs/?state=failed",
     "/deployments/",
     "/models/",
