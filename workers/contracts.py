@@ -87,6 +87,7 @@ class StepKind(StrEnum):
     STOP = "stop"
     INSTALL_ENGINE = "install_engine"
     MAKE_DEMO_MODEL = "make_demo_model"
+    DELETE_COPY = "delete_copy"
 
 
 class Generation(Message):

@@ -51,12 +51,42 @@ class PreflightResult(Message):
     warnings: list[str] = []
 
 
+class ManifestFile(Message):
+    """One file as a verification left it: size, mtime and inode tell later whether it was touched since."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+    sha256: str | None = None
+
+
+class PublishedChecksum(Message):
+    """A digest that a source gives for a file; `git` is the object id of a git blob."""
+
+    path: str
+    algorithm: Literal["sha256", "sha512", "sha1", "md5", "git"] = "sha256"
+    digest: str
+    source: str
+
+
 class VerifyPayload(Message):
-    """Is the model directory complete, and are its files what their headers say?"""
+    """Is the model directory complete, and are its files what their headers and their sources say?"""
 
     model_path: str
     mode: Literal["fast", "full"] = "fast"
     """`fast` reads headers and sizes only; `full` reads every byte."""
+    manifest: list[ManifestFile] = []
+    """The files of the last sound verification; empty: there was none."""
+    trust_unchanged: bool = False
+    """True: if no file was touched since `manifest`, nothing is read again."""
+    pinned: bool = False
+    """True for a published revision: a file that was touched since must still have the sum in `manifest`."""
+    checksums: list[PublishedChecksum] = []
+    allowed: list[str] = []
+    """Codes of errors that an admin has allowed: they are reported, but hold nothing."""
+    consent_needed: list[str] = []
+    """Codes of findings that hold the launch, whatever their severity, because nobody has allowed them yet."""
 
 
 class VerifyResult(Message):
@@ -68,6 +98,12 @@ class VerifyResult(Message):
     seconds: float
     findings: list[dict[str, object]] = []
     details: dict[str, object] = {}
+    unchanged: bool = False
+    """True: the files are those of the manifest that was given, so nothing was read."""
+    manifest: list[ManifestFile] = []
+    """The files as they are now; empty when unchanged."""
+    checked_against: dict[str, int] = {}
+    """Source of checksums to the number of files that were compared with it."""
 
 
 class InstancePayload(Message):
@@ -187,3 +223,68 @@ class MakeDemoModelResult(Message):
     license: str
     source: str
     already_made: bool = False
+
+
+class DownloadFile(Message):
+    """One file to fetch. `sha256` or `git_oid` (of files outside LFS) proves its content; both empty: only its size."""
+
+    path: str = Field(min_length=1, max_length=400)
+    size: int = Field(ge=0)
+    sha256: str = Field(default="", pattern=r"^(?:[0-9a-f]{64})?$")
+    git_oid: str = Field(default="", pattern=r"^(?:[0-9a-f]{40})?$")
+
+
+class DownloadPayload(Message):
+    """Fetch a pinned revision's files into this host's hub cache. The token comes sealed, as `hub_token`."""
+
+    source: Literal["hub", "mirror", "modelscope"] = "hub"
+    endpoint: str = ""
+    """Empty: the source's own."""
+    repository: str = Field(min_length=1, max_length=200)
+    commit: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    revision: str = ""
+    """Branch or tag that the commit was looked up by: written into the cache, so that it is found by that name too."""
+    files: list[DownloadFile] = []
+    """Empty: the host looks the revision up and takes what an engine needs."""
+    repair: list[str] = []
+    """Paths to check and, if they are damaged, to fetch again; the other files stay as they are."""
+    connections: int = Field(default=8, ge=1, le=32)
+    rate_limit: int = Field(default=0, ge=0)
+    """Bytes per second of all connections together; 0: no limit."""
+    stall_seconds: float = Field(default=60, gt=0)
+    """A connection without a byte for so long is made anew."""
+    patience_seconds: float = Field(default=3600, gt=0)
+    """The step fails when the source gave nothing at all for so long."""
+
+
+class DownloadResult(Message):
+    """The revision as it lies in the cache. `fetched_bytes` came over the network; the rest was there already."""
+
+    model_path: str
+    """The snapshot's directory."""
+    commit: str
+    files: int
+    size_bytes: int
+    fetched_bytes: int
+    seconds: float
+    repaired: list[str] = []
+    """Files of `DownloadPayload.repair` that were damaged."""
+
+
+class DeleteCopyPayload(Message):
+    """Remove a copy from this host, or with `parts_only` what an abandoned download left behind."""
+
+    model_path: str = ""
+    """The copy's directory: a snapshot in the hub cache, or a directory below the models directory."""
+    repository: str = ""
+    """With `parts_only`: whose partial files are removed."""
+    parts_only: bool = False
+
+
+class DeleteCopyResult(Message):
+    """`freed_bytes` is what the disk got back; blobs that another snapshot uses stay."""
+
+    model_path: str
+    removed_files: int
+    freed_bytes: int
+    already_gone: bool = False
