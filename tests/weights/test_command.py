@@ -91,6 +91,15 @@ def test_a_defect_of_ours_still_gives_one_object(capsys, model, monkeypatch):
     assert (code, answer["findings"][0]["code"]) == (1, "verify.internal_error")
 
 
+def test_an_interruption_still_gives_one_object(capsys, model, monkeypatch):
+    def interrupt(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("workers.commands.verify.verify_directory", interrupt)
+    code, answer = run_json(capsys, model)
+    assert (code, answer["ok"]) == (130, False)
+
+
 def test_the_report_says_what_and_what_next(capsys, model):
     assert main(["verify", str(model)]) == 0
     assert "nothing stands against a launch" in capsys.readouterr().out

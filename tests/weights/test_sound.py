@@ -70,6 +70,26 @@ def test_a_tied_model_may_keep_its_output_head(tmp_path):
     assert loud(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "architecture", ["gemma3", "gemma4-text", "qwen3", "qwen3-next", "glm4-moe", "gpt-oss", "mistral"]
+)
+def test_a_config_that_leaves_out_its_class_defaults_is_no_false_alarm(tmp_path, architecture):
+    build.make_model(tmp_path, architecture)
+    config = build.config_of(architecture)
+    text = config.get("text_config", config)
+    for name in (
+        "head_dim",
+        "num_key_value_heads",
+        "num_attention_heads",
+        "vocab_size",
+        "tie_word_embeddings",
+        "per_layer_config",
+    ):
+        text.pop(name, None)
+    build.write_json(tmp_path / "config.json", config)
+    assert loud(tmp_path) == []
+
+
 def test_old_buffers_are_no_strangers(tmp_path):
     build.make_model(tmp_path, "llama")
     tensors = build.tensors_of("llama")

@@ -13,7 +13,7 @@ from workers.weights.digests import ChecksumFileError, Expected, read_checksum_f
 from workers.weights.findings import Finding, Severity
 from workers.weights.verification import Verification, verify_directory
 
-_EXIT_OK, _EXIT_ERRORS, _EXIT_USAGE = 0, 1, 2
+_EXIT_OK, _EXIT_ERRORS, _EXIT_USAGE, _EXIT_INTERRUPTED = 0, 1, 2, 130
 _MARKS = {Severity.ERROR: "error  ", Severity.WARNING: "warning", Severity.INFO: "note   "}
 
 
@@ -53,6 +53,10 @@ def run(options: argparse.Namespace) -> int:
             supported_architectures=architectures,
             progress=_Progress() if sys.stderr.isatty() else None,
         )
+    except KeyboardInterrupt:
+        message = "The verification was interrupted; the model was not proven sound."
+        _print_failure(options, Finding("verify.interrupted", Severity.ERROR, None, message, "Run it again."))
+        return _EXIT_INTERRUPTED
     except Exception as error:  # A defect of ours must still give one JSON object.
         message = f"The verification itself failed: {type(error).__name__}: {error}."
         fix = "Please report this; the model was not proven sound."

@@ -9,6 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 Shape = tuple[int, ...]
+# A published config.json may leave out what is its class's default. Only in these families is the default computed from
+# other entries; elsewhere it is a number of the class (Gemma 256, Qwen3 128), so that a missing entry means "unknown" here.
+_KV_HEADS_FOLLOW_HEADS = frozenset({"llama", "phi", "phi3", "olmo2", "olmo3", "granite"})
+_HEAD_DIM_FOLLOWS_HIDDEN = _KV_HEADS_FOLLOW_HEADS | frozenset(
+    {"mistral", "mixtral", "qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "phimoe", "smollm3", "starcoder2", "cohere2"}
+    | {"exaone4", "dots1", "minimax_m2"}
+)
 MOST_LAYERS = 1_024
 MOST_EXPERTS = 8_192
 
@@ -89,7 +96,12 @@ class TextConfig:
     @property
     def kv_heads(self) -> int | None:
         """Number of key/value heads."""
-        return self.number("num_key_value_heads") or self.heads
+        own = self.number("num_key_value_heads")
+        return own or (self.heads if self._family in _KV_HEADS_FOLLOW_HEADS else None)
+
+    @property
+    def _family(self) -> str:
+        return str(self.raw.get("model_type", "")).removesuffix("_text")
 
     def layer_type(self, layer: int) -> str:
         """The layer's entry of `layer_types`, or an empty text."""
@@ -119,11 +131,15 @@ class TextConfig:
         """Size of one head in a layer; Gemma 4 has larger heads in its global layers."""
         if size := self._own(layer, "head_dim"):
             return size
-        if self.layer_type(layer) == "full_attention" and (size := self.number("global_head_dim")):
-            return size
+        if self.layer_type(layer) == "full_attention":
+            if size := self.number("global_head_dim"):
+                return size
+            if self._family == "gemma4" and not self.raw.get("per_layer_config"):
+                return None
         if size := self.number("head_dim"):
             return size
-        return self.hidden // self.heads if self.hidden and self.heads else None
+        follows = self._family in _HEAD_DIM_FOLLOWS_HIDDEN
+        return self.hidden // self.heads if follows and self.hidden and self.heads else None
 
     def layer_kv_heads(self, layer: int) -> int | None:
         """Number of key/value heads in a layer."""

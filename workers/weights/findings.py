@@ -78,6 +78,7 @@ CODES: dict[str, Severity] = {
     "guide_format.sound": _I,
     "guide_format.broken": _W,
     "verify.internal_error": _E,
+    "verify.interrupted": _E,
 }
 
 # A hostile checkpoint can break every one of a million tensors; a report of that size helps nobody.

@@ -16,6 +16,7 @@ from workers.weights.tensors import FLOATS, Weights, report_missing, report_unex
 
 _NUMBERED = re.compile(r"^(.*?[._]?(?:layers|h|blocks|block|layer|resblocks|encoder|decoder))\.(\d+)\.(.+)$")
 _EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)\.(.+)$")
+_EXPERT_NUMBER = re.compile(r"\bexperts\.\d+\.")
 _PACKED = re.compile(r"\.(?:qweight|weight_packed)$")
 _BESIDE = re.compile(
     r"\.(?:qzeros|scales|g_idx|weight_scale\w*|weight_zero_point|weight_shape|weight_global_scale|input_\w*scale|SCB|"
@@ -53,10 +54,13 @@ def stacks(names: Iterable[str]) -> list[Stack]:
         match = _NUMBERED.match(name)
         if match is None or len(match[2]) > 6:
             continue
-        suffix = _PACKED.sub(".weight", match[3])
-        if _BESIDE.search(suffix):
-            continue
-        suffix = re.sub(r"\bexperts\.\d+\.", "experts.#.", suffix)
+        suffix = match[3]
+        if not suffix.endswith((".weight", ".bias")):
+            suffix = _PACKED.sub(".weight", suffix)
+            if _BESIDE.search(suffix):
+                continue
+        if "experts." in suffix:
+            suffix = _EXPERT_NUMBER.sub("experts.#.", suffix)
         found.setdefault(match[1], {}).setdefault(int(match[2]), set()).add(suffix)
     return [
         Stack(prefix, {number: frozenset(suffixes) for number, suffixes in layers.items()})

@@ -107,7 +107,7 @@ def parse_header(raw: bytes, *, file: str, file_bytes: int) -> Header:
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise HeaderError("weights.header_invalid", "has a __metadata__ entry that isn't a table of texts")
-    tensors = {name: _tensor(name, entry, file) for name, entry in entries.items()}
+    tensors = {name: _quick(entry, file) or _tensor(name, entry, file) for name, entry in entries.items()}
     data_start = LENGTH_BYTES + len(raw)
     faults: list[tuple[str, str]] = []
     data_bytes = _check_offsets(tensors, faults)
@@ -155,6 +155,25 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(entries, dict):
         raise HeaderError("weights.header_invalid", "has a header that isn't a JSON object")
     return entries
+
+
+def _quick(entry: Any, file: str) -> Tensor | None:
+    """The usual, sound entry of one to three dimensions; everything else is looked at in detail."""
+    try:
+        shape, (begin, end) = entry["shape"], entry["data_offsets"]
+        bits = DTYPE_BITS[entry["dtype"]]
+        elements = 1
+        for size in shape:
+            if type(size) is not int or size < 1:
+                return None
+            elements *= size
+    except (TypeError, KeyError, ValueError):
+        return None
+    if type(begin) is not int or type(end) is not int or begin < 0 or len(shape) > 3:
+        return None
+    if elements * bits != (end - begin) * 8 or type(shape) is not list:
+        return None
+    return Tensor(file, entry["dtype"], tuple(shape), begin, end)
 
 
 def _tensor(name: str, entry: Any, file: str) -> Tensor:
