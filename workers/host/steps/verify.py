@@ -1,28 +1,55 @@
 """Verify: is the model directory complete, and are its files what their headers say?"""
 
+from pathlib import Path
+
 from workers.host.failures import StepCancelledError, StepFailedError
 from workers.host.step_context import StepContext
 from workers.host.steps.preflight import resolve_model_path
+from workers.step_payloads import ManifestFile, VerifyResult
 from workers.step_payloads import VerifyPayload as Payload
-from workers.step_payloads import VerifyResult
-from workers.weights.findings import Severity
-from workers.weights.verification import Verification, verify_directory
+from workers.weights.digests import Expected, collect
+from workers.weights.findings import Finding, Findings, Severity
+from workers.weights.layout import read_layout
+from workers.weights.verification import FileRecord, Verification, changed_files, verify_directory
 
 __all__ = ["Payload", "run"]
 
-_SHOWN_FINDINGS = 20
+_SHOWN_FINDINGS = 200
+_SHOWN_CHANGES = 5
+_PREVIOUS = "the last verification"
+_CONSENT = (
+    "Verify the copy; an admin can then allow it on the copy's page. Or use a model with safetensors and no code."
+)
 
 
 def run(context: StepContext, payload: Payload) -> VerifyResult:
     """Return what the directory holds; fail with the first error, all errors as evidence."""
     path = resolve_model_path(context.config.models_dir, payload.model_path)
+    known = [FileRecord(**item.model_dump()) for item in payload.manifest]
+    changed = changed_files(path, known) if known else ()
+    if payload.trust_unchanged and known and not changed:
+        size = sum(record.size for record in known)
+        return VerifyResult(model_path=str(path), files=len(known), size_bytes=size, seconds=0, unchanged=True)
+    if payload.trust_unchanged and changed:
+        more = f" and {len(changed) - _SHOWN_CHANGES} more" if len(changed) > _SHOWN_CHANGES else ""
+        shown = ", ".join(changed[:_SHOWN_CHANGES])
+        context.event(f"Touched since the last verification: {shown}{more}. Everything is verified again.")
+    # People may change a directory of their own on purpose; a sum that changed while nobody wrote the file is damage.
+    earlier = known if payload.pinned else [record for record in known if record.path not in changed]
+    published = [Expected(item.path, item.algorithm, item.digest, item.source) for item in payload.checksums]
     reading = _Reading(context)
     verification = context.in_background(
-        lambda: verify_directory(path, hash_files=payload.mode == "full", progress=reading.note),
+        lambda: verify_directory(
+            path,
+            checksums=published,
+            hash_files=payload.mode == "full",
+            previous_manifest=earlier,
+            progress=reading.note,
+        ),
         waiting_for=f"{path.name} to be read",
         progress=reading.tell,
     )
-    _refuse_damaged(verification)
+    _refuse_damaged(verification, payload)
     summary = dict(verification.summary)
     return VerifyResult(
         model_path=str(path),
@@ -31,7 +58,24 @@ def run(context: StepContext, payload: Payload) -> VerifyResult:
         seconds=summary["seconds"],
         findings=[finding.as_json() for finding in verification.findings],
         details=summary,
+        manifest=[ManifestFile.model_validate(entry) for entry in verification.manifest()],
+        checked_against=_checked_against(path, payload, earlier),
     )
+
+
+def _checked_against(path: Path, payload: Payload, earlier: list[FileRecord]) -> dict[str, int]:
+    """How many files each source of checksums spoke of; empty when nothing was hashed."""
+    if payload.mode != "full":
+        return {}
+    count: dict[str, int] = {}
+    for expected in collect(read_layout(path, Findings()), Findings()).by_file.values():
+        for source in {item.source for item in expected}:
+            count[source] = count.get(source, 0) + 1
+    for item in payload.checksums:
+        count[item.source] = count.get(item.source, 0) + 1
+    if hashed := sum(record.sha256 is not None for record in earlier):
+        count[_PREVIOUS] = hashed
+    return count
 
 
 class _Reading:
@@ -52,16 +96,24 @@ class _Reading:
         self._context.progress(self._done, self._total or None, unit="bytes", waiting_for="the files to be read")
 
 
-def _refuse_damaged(verification: Verification) -> None:
+def _refuse_damaged(verification: Verification, payload: Payload) -> None:
     errors = [finding for finding in verification.findings if finding.severity is Severity.ERROR]
-    if not errors:
-        return
-    first = errors[0]
-    more = f" There are {len(errors) - 1} more errors." if len(errors) > 1 else ""
+    damage = [finding for finding in errors if finding.code not in (*payload.allowed, *payload.consent_needed)]
+    if damage:
+        _fail(damage[0].code, damage, damage[0].fix)
+    if held := [finding for finding in verification.findings if finding.code in payload.consent_needed]:
+        _fail("consent.required", held, _CONSENT)
+
+
+def _fail(code: str, findings: list[Finding], next_step: str) -> None:
+    first = findings[0]
+    more = f" There are {len(findings) - 1} more errors." if len(findings) > 1 else ""
     where = f"{first.file}: " if first.file else ""
     raise StepFailedError(
-        first.code,
+        code,
         f"{where}{first.message}{more}",
-        next_step=first.fix,
-        evidence=[{"line": None, "text": finding.message, **finding.as_json()} for finding in errors[:_SHOWN_FINDINGS]],
+        next_step=next_step,
+        evidence=[
+            {"line": None, "text": finding.message, **finding.as_json()} for finding in findings[:_SHOWN_FINDINGS]
+        ],
     )
