@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from django.db import DatabaseError
+
 from console.common.errors import Refused
 from console.deployments import services as deployments
 from console.deployments.models import Deployment
@@ -23,7 +25,11 @@ def take_down(say: Callable[[str], None]) -> bool:
     """Stop everything of this SLIPWAY_HOME on this machine; returns False if something could not be stopped."""
     running = up.running()
     if running:
-        _stop_deployments(say)
+        try:
+            _stop_deployments(say)
+        except DatabaseError as error:
+            # Of another version, say. The engines are stopped all the same, only without a word in the ledger.
+            say(f"the ledger can't be used ({error})")
         _stop_console(running, say)
     else:
         say("no console runs")

@@ -18,9 +18,10 @@ from typing import Any
 from django.conf import settings
 from django.core.management import call_command
 from django.db import connections
+from django.db.migrations.executor import MigrationExecutor
 
 from console import env
-from console.operations import embedded_broker, local_host, ports
+from console.operations import embedded_broker, engines, local_host, ports
 from console.operations.supervisor import Program, Supervisor
 
 BROKER_PORT = 6390
@@ -192,10 +193,10 @@ class Console:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.supervisor.say("stopping the console")
         self.supervisor.stop()
-        engines = count_engines()
-        if engines:
-            noun = "engine goes" if engines == 1 else "engines go"
-            self.supervisor.say(f"stopped; {engines} {noun} on serving. `make demo-down` stops them, too.")
+        count = len(engines.running())
+        if count:
+            noun = "engine goes" if count == 1 else "engines go"
+            self.supervisor.say(f"stopped; {count} {noun} on serving. `make demo-down` stops them, too.")
         else:
             self.supervisor.say("stopped; no engine runs")
         os.close(self._lock)
@@ -249,8 +250,7 @@ def end_leftovers(say: Callable[[str], None]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def count_engines() -> int:
-    """Engines of the local host that run now."""
-    from console.operations import engines
-
-    return len(engines.running())
+def missing_migrations() -> int:
+    """How many migrations of this code the database doesn't have yet."""
+    executor = MigrationExecutor(connections["default"])
+    return len(executor.migration_plan(executor.loader.graph.leaf_nodes()))

@@ -2,7 +2,7 @@ import threading
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import connections
+from django.db import DatabaseError, connections
 
 from console.common.errors import Refused
 from console.operations import up
@@ -11,7 +11,7 @@ from console.operations.embedded_broker import NoBroker
 from console.operations.following import Interrupted, JobFailed
 from console.operations.supervisor import StartFailed, write_line
 
-EXPECTED = (StartFailed, NoBroker, DemoFailed, JobFailed, Refused, OSError)
+EXPECTED = (StartFailed, NoBroker, DemoFailed, JobFailed, Refused, DatabaseError, OSError)
 
 
 class Command(BaseCommand):
@@ -40,6 +40,11 @@ class Command(BaseCommand):
     def _beside(self, running: up.Running) -> None:
         """The console runs in another terminal: only look whether everything is there, or bring it about."""
         write_line(f"The console is already running at {running.url} (pid {running.pid}).")
+        if missing := up.missing_migrations():
+            raise CommandError(
+                f"It runs an older version: {missing} changes of the database are not applied. Stop it (Ctrl-C there, or "
+                "`make demo-down`), then run `make demo` again."
+            )
         try:
             ready = Demo(say=write_line, alive=lambda: up.running() is not None).run()
         except Interrupted:
