@@ -6,8 +6,10 @@ module is imported only when it is asked for, so that `slipway verify` starts wi
 
 import argparse
 import importlib
+import json
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("workers.commands.verify", "check a model directory before a launch"),
@@ -18,10 +20,25 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that keeps the promise of `--json` for usage errors, too: one JSON object on stdout, exit code 2."""
+
+    json_asked = False
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the command line and exit with 2."""
+        if Parser.json_asked:
+            finding = {"code": "usage", "severity": "error", "message": message, "fix": self.format_usage().strip()}
+            sys.stdout.write(json.dumps({"ok": False, "findings": [finding]}) + "\n")
+        super().error(message)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; 2 means that the command line itself was wrong."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="slipway", description="Slipway: serve language models on your own GPUs.")
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    Parser.json_asked = "--json" in own
+    parser = Parser(prog="slipway", description="Slipway: serve language models on your own GPUs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     asked = next((word for word in arguments if word in COMMANDS), None)
     for name, (module, summary) in COMMANDS.items():

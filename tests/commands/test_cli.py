@@ -1,0 +1,39 @@
+"""The frame of the `slipway` command: usage errors, and how little it imports."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from workers.cli import COMMANDS, main
+
+
+@pytest.mark.parametrize(
+    "arguments", [["verify"], ["verify", "a", "b"], ["plan", ".", "--tensor-parallel-size", "x"], ["nonsense"], []]
+)
+def test_a_usage_error_exits_with_2_and_with_json_is_still_one_object(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([*arguments, "--json"])
+    assert left.value.code == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] is False
+    assert answer["findings"][0]["code"] == "usage"
+
+
+def test_without_json_a_usage_error_leaves_stdout_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["verify"])
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("command", ["verify", "plan", "args", "diagnose"])
+def test_offline_tools_need_no_django_no_celery_no_redis_and_no_torch(command: str) -> None:
+    code = (
+        f"import sys, importlib; importlib.import_module({COMMANDS[command][0]!r});"
+        "print([name for name in ('django', 'celery', 'redis', 'torch', 'numpy', 'pydantic') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
