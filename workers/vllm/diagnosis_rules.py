@@ -83,16 +83,18 @@ _MODEL = (
     ),
     _rule("tokenizer.missing", r"expected str, bytes or os.PathLike object, not NoneType", 0.8, context="tokeniz"),
     _rule(
+        "tokenizer.missing",
+        r"^json\.decoder\.JSONDecodeError:|^Exception: .{1,80} at line \d+ column \d+",
+        0.8,
+        context=r"tokenization_\w+\.py|tokenizer_file|TokenizerFast\.from_file",
+    ),
+    _rule(
         "chat_template.missing",
         r"default chat template is no longer allowed|tokenizer\.chat_template is not set|ChatTemplateResolutionError:"
         r"|[Nn]o chat template (?:provided|available|found|is defined)",
         any_level=True,
     ),
-    _rule(
-        "chat_template.missing",
-        r"chat template \(.{0,200}failed to be opened|looks like a file path, but it failed",
-        0.9,
-    ),
+    _rule("chat_template.missing", r"supplied chat template .{0,300}(?:appears path-like|failed to be opened)", 0.9),
     _rule("config.missing", r"Invalid repository ID or local directory specified|No config file found"),
     _rule("config.missing", r"is not a valid JSON file|config\.json.{0,40}(?:is empty|not valid)", 0.85),
     _rule("config.missing", r"does not appear to have a file named config\.json|Should have a `model_type` key"),
@@ -369,6 +371,7 @@ CONSEQUENCES: dict[str, frozenset[str]] = {
     "shm.exhausted": frozenset({"nccl.init_failed", "disk.full"}),
     "memory.out_of_memory": frozenset({"nccl.init_failed"}),
     "kv_cache.no_blocks": frozenset({"kv_cache.too_small"}),
+    "path.not_found": frozenset({"config.missing", "hub.unreachable"}),
     "driver.mismatch": frozenset({"gpu.lost"}),
     "driver.too_old": frozenset({"gpu.lost", "driver.mismatch"}),
 }

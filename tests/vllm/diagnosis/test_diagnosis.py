@@ -296,17 +296,20 @@ def test_progress_bars_that_overwrite_themselves_hide_nothing():
 
 @pytest.mark.parametrize("name", ["serving", "failures"])
 def test_a_hundred_megabytes_take_less_than_five_seconds(name):
-    """Measured on a tenth, in CPU time; the memory that is held doesn't grow with the log."""
+    """Measured on a fifth, in CPU time, the better of two: the machine may be busy with other tests."""
     unit = {
         "serving": (shapes.SERVING * 20).encode()
         + b"(APIServer pid=1) INFO 11-29 14:03:34 [loggers.py:254] Engine 000: Avg prompt throughput: 0.0 tokens/s\n"
         * 60,
         "failures": (LOGS / "fail-kv-too-big.log").read_bytes(),
     }[name]
-    data = unit * (10_000_000 // len(unit))
-    start = time.process_time()
-    diagnosis = diagnose(data)
-    assert time.process_time() - start < 0.5
+    data = unit * (20_000_000 // len(unit))
+    seconds = []
+    for _ in range(2):
+        start = time.process_time()
+        diagnosis = diagnose(data)
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 1.0
     assert diagnosis.code == ("healthy" if name == "serving" else "memory.kv_request_exceeds_available")
     assert len(diagnosis.evidence) <= 5
 
