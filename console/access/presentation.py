@@ -7,6 +7,11 @@ from django.utils.translation import gettext_lazy as _
 from console.access.models import AuditEntry, User
 
 DEEDS: dict[str, str | Promise] = {
+    "copy.allow": _("allowed code of"),
+    "copy.delete": _("deleted"),
+    "copy.forget": _("forgot"),
+    "copy.repair": _("repaired"),
+    "copy.withdraw": _("took back the yes to code of"),
     "deployment.create": _("deployed"),
     "deployment.start": _("started"),
     "deployment.stop": _("stopped"),
@@ -22,6 +27,7 @@ DEEDS: dict[str, str | Promise] = {
     "job.cancel": _("cancelled"),
     "job.retry": _("retried"),
     "model.add": _("added"),
+    "model.download": _("downloaded"),
     "person.add": _("added"),
     "person.change_password": _("changed the password of"),
     "person.change_role": _("changed the role of"),
@@ -29,6 +35,12 @@ DEEDS: dict[str, str | Promise] = {
     "person.enable": _("enabled"),
     "person.reset_password": _("reset the password of"),
     "report.refused": _("refused a report of"),
+    "source.add": _("added"),
+    "source.change": _("changed"),
+    "source.remove": _("removed"),
+    "source.remove_token": _("removed the token of"),
+    "source.set_token": _("stored a token for"),
+    "source.test_token": _("tested the token of"),
 }
 
 

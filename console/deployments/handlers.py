@@ -10,7 +10,7 @@ from console.common.states import move
 from console.deployments import services
 from console.deployments.models import RUNNING_STATES, Deployment, Instance
 from console.fleet import desired
-from console.jobs.host_jobs import store_damage, store_verification
+from console.jobs.copy_checks import store_damage, store_verification, verify_payload
 from console.jobs.kinds import JobHandler, RunAgain, register
 from console.jobs.models import Job, Step
 from workers.contracts import StepKind
@@ -30,6 +30,8 @@ class BringUpHandler(JobHandler):
             payload["reserved_ports"] = list(
                 others.exclude(state__in=("stopped", "crashed")).values_list("port", flat=True)
             )
+        elif step.kind == StepKind.VERIFY:
+            payload = verify_payload(instance.spec.copy, launch=True)
         elif step.kind in BRING_UP:
             payload["start"] = instance.start
         return payload
@@ -48,7 +50,7 @@ class BringUpHandler(JobHandler):
         if step.kind == StepKind.PREFLIGHT:
             self._take_port(instance, step.result["port"])
         elif step.kind == StepKind.VERIFY:
-            store_verification(instance.spec.copy, step.result)
+            store_verification(instance.spec.copy, step.result, job=step.job_id)
         elif step.kind == StepKind.WARMUP:
             self._ready(instance)
 
@@ -80,8 +82,8 @@ class BringUpHandler(JobHandler):
         failure = step.failure or {}
         instance.failure = failure
         instance.save(update_fields=["failure"])
-        if step.kind == StepKind.VERIFY and str(failure.get("code", "")).split(".")[0] not in ("step", "host"):
-            store_damage(instance.spec.copy, failure)
+        if step.kind == StepKind.VERIFY:
+            store_damage(instance.spec.copy, failure, job=job.pk)
         _give_up(instance, reason=failure.get("message", ""))
         deployment = Deployment.objects.get(pk=job.about)
         if deployment.state == "deploying":
@@ -142,7 +144,9 @@ class StopHandler(JobHandler):
 
 def instance_of(job: Job) -> Instance:
     """The instance that a deploy or restart job is about."""
-    return Instance.objects.select_related("spec__copy__revision", "host", "deployment").get(pk=job.payload["instance"])
+    return Instance.objects.select_related("spec__copy__revision__model__origin", "host", "deployment").get(
+        pk=job.payload["instance"]
+    )
 
 
 def _give_up(instance: Instance, *, reason: str) -> None:

@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 
 from console.access import services as access
 from console.access.models import User
+from console.catalog import consents
 from console.catalog.models import Copy
 from console.common import live
 from console.common.errors import Refused
@@ -19,7 +20,7 @@ from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spe
 from console.fleet import desired
 from console.fleet.models import Engine
 from console.jobs import services as jobs
-from console.jobs.host_jobs import verify_step
+from console.jobs.copy_checks import verify_step
 from console.jobs.models import Job
 from console.jobs.services import PlannedStep
 from workers.contracts import Probe, RestartPolicy, StepKind
@@ -122,6 +123,7 @@ def _deploy(deployment: Deployment, *, actor: User | None, reason: str, idempote
     spec = deployment.current_spec
     if spec is None:
         raise Refused(_("%(name)s has no spec yet.") % {"name": deployment})
+    _check_copy(spec)
     instance = _instance_for(deployment, spec)
     move(deployment, to="deploying", reason=reason, actor=actor)
     job = jobs.create(
@@ -396,6 +398,17 @@ def _check_fits_together(copy: Copy, engine: Engine, port: int | None) -> None:
         holder = Instance.objects.filter(host=copy.host, port=port).exclude(state__in=("stopped", "crashed")).first()
         if holder:
             raise Refused(_("Port %(port)d belongs to %(name)s.") % {"port": port, "name": holder}, field="port")
+
+
+def _check_copy(spec: Spec) -> None:
+    """Refuse what can't come up: files that are gone or on their way, and code that no admin allowed."""
+    if spec.copy.state in ("downloading", "incomplete", "deleting", "removed"):
+        raise Refused(
+            _("%(copy)s is %(state)s. Choose another copy, or wait until it is complete.")
+            % {"copy": spec.copy, "state": spec.copy.look.word},
+            field="copy",
+        )
+    consents.refuse_unallowed(spec.copy, spec.arguments)
 
 
 def _url(deployment: Deployment) -> str:

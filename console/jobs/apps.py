@@ -14,10 +14,11 @@ class JobsConfig(AppConfig):
     def ready(self) -> None:
         """Contribute cancelled steps to desired states; name the handlers of host jobs."""
         from console.fleet import desired
-        from console.jobs import host_jobs
+        from console.jobs import copy_jobs, host_jobs
 
         desired.contribute(_cancelled_steps)
         host_jobs.register_handlers()
+        copy_jobs.register_handlers()
 
 
 def _cancelled_steps(host: Any) -> dict[str, Any]:

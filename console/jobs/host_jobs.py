@@ -4,7 +4,6 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from console.access import services as access
@@ -15,25 +14,20 @@ from console.common.errors import Refused
 from console.common.states import move
 from console.fleet.models import Engine, Host
 from console.jobs import services
+from console.jobs.copy_checks import refuse_busy, store_damage, store_verification, verify_payload, verify_step
 from console.jobs.kinds import JobHandler, register
 from console.jobs.models import Job, Step
 from console.jobs.services import PlannedStep
 from workers.contracts import StepKind
-from workers.step_payloads import InstallEnginePayload, MakeDemoModelPayload, VerifyPayload
+from workers.step_payloads import InstallEnginePayload, MakeDemoModelPayload
 
-VERIFY_SECONDS = 6 * 3600
 INSTALL_SECONDS = 2 * 3600
 DEMO_MODEL_SECONDS = 1800
 
 
-def verify_step(copy: Copy) -> PlannedStep:
-    """The step that checks a copy's files."""
-    payload = VerifyPayload(model_path=copy.path).model_dump(mode="json")
-    return PlannedStep(StepKind.VERIFY, payload, VERIFY_SECONDS)
-
-
 def verify_copy(copy: Copy, *, actor: User | None) -> Job:
-    """Check a copy's files again."""
+    """Read every byte of a copy's files and compare them with all that is known of them."""
+    refuse_busy(copy)
     return services.create(
         kind="verify",
         title=_("Verify %(model)s on %(host)s") % {"model": copy.revision.model, "host": copy.host},
@@ -52,7 +46,15 @@ def add_directory(
     if not pure.is_absolute() or ".." in pure.parts:
         raise Refused(_("Give the directory's absolute path on the host, without “..”."), field="path")
     with transaction.atomic():
-        if known := Copy.objects.filter(host=host, path=str(pure)).first():
+        known = Copy.objects.filter(host=host, path=str(pure)).select_related("revision__model").first()
+        if known and known.state == "removed" and not known.revision.is_pinned:
+            move(known, to="unverified", reason=_("added again"), actor=actor)
+            access.record(
+                actor=actor, action="model.add", target=str(known.revision.model), host=host.name, path=path,
+                target_url=f"/models/{known.revision.model_id}/",
+            )  # fmt: skip
+            return known, verify_copy(known, actor=actor)
+        if known:
             raise Refused(
                 _("This directory is already known as %(model)s.") % {"model": known.revision.model}, field="path"
             )
@@ -108,43 +110,23 @@ def make_demo_model(host: Host, *, engine: Engine, actor: User | None) -> Job:
     )
 
 
-def store_verification(copy: Copy, result: dict[str, Any]) -> None:
-    """Take over what a verify step found in a copy whose files are sound."""
-    copy.size_bytes = result.get("size_bytes", 0)
-    copy.verified_at = timezone.now()
-    copy.verification = result
-    copy.save(update_fields=["size_bytes", "verified_at", "verification"])
-    move(copy, to="verified", reason=_("files are complete"))
-    details = result.get("details") or {}
-    revision = copy.revision
-    revision.size_bytes = copy.size_bytes
-    revision.facts = {**revision.facts, **details}
-    revision.architecture = str(details.get("architecture") or revision.architecture)
-    revision.save(update_fields=["size_bytes", "facts", "architecture"])
-    live.changed("model", revision.model_id)
-
-
-def store_damage(copy: Copy, failure: dict[str, Any]) -> None:
-    """Note that a copy failed its verification."""
-    copy.verification = {"failure": failure}
-    copy.save(update_fields=["verification"])
-    move(copy, to="damaged", reason=failure.get("message", ""))
-    live.changed("model", copy.revision.model_id)
-
-
 class VerifyHandler(JobHandler):
     """Keeps the copy's verification."""
 
+    def payload(self, step: Step) -> dict[str, Any]:
+        """What the host compares the files with, as it is known now."""
+        return verify_payload(self._copy(step.job), launch=False)
+
     def step_succeeded(self, step: Step) -> None:
         """Store the result with the copy."""
-        store_verification(self._copy(step.job), step.result)
+        store_verification(self._copy(step.job), step.result, job=step.job_id)
 
     def job_failed(self, job: Job, step: Step) -> None:
         """Store what is wrong with the copy."""
-        store_damage(self._copy(job), step.failure or {})
+        store_damage(self._copy(job), step.failure or {}, job=job.pk)
 
     def _copy(self, job: Job) -> Copy:
-        return Copy.objects.select_related("revision").get(pk=job.about)
+        return Copy.objects.select_related("revision__model__origin").get(pk=job.about)
 
 
 class MakeDemoModelHandler(JobHandler):

@@ -45,6 +45,7 @@ STEP_TITLES = {
     StepKind.STOP: _("Stop"),
     StepKind.INSTALL_ENGINE: _("Install engine"),
     StepKind.MAKE_DEMO_MODEL: _("Make demo model"),
+    StepKind.DELETE_COPY: _("Delete files"),
     StepKind.DELETE_COPY: _("Delete copy"),
 }
 

@@ -2,7 +2,7 @@ from django.db import migrations
 
 SOURCES = [
     ("Hugging Face", "hub", "https://huggingface.co"),
-    ("ModelScope", "modelscope", "https://modelscope.cn"),
+    ("ModelScope", "modelscope", "https://www.modelscope.cn"),
 ]
 
 
