@@ -250,6 +250,10 @@ def _copies(host: Host) -> QuerySet[Copy]:
 
 def _serving() -> Deployment | None:
     deployment = Deployment.objects.get(name=DEPLOYMENT_NAME)
+    if deployment.state in ("failed", "stopped"):
+        raise DemoFailed(
+            f"{deployment} is {deployment.state}. {deployments.describe(deployment)} Then `make demo` again."
+        )
     return deployment if deployment.state == "serving" and deployments.endpoint(deployment) else None
 
 

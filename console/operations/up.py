@@ -196,7 +196,7 @@ class Console:
         count = len(engines.running())
         if count:
             noun = "engine goes" if count == 1 else "engines go"
-            self.supervisor.say(f"stopped; {count} {noun} on serving. `make demo-down` stops them, too.")
+            self.supervisor.say(f"stopped; {count} {noun} on serving. `make demo-down` stops all of it.")
         else:
             self.supervisor.say("stopped; no engine runs")
         os.close(self._lock)
