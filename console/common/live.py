@@ -1,13 +1,14 @@
 """Telling browsers that something new is stored. Rows and files are the truth: a message only says "new up to N"."""
 
 import asyncio
-from functools import cache, partial
+from functools import cache
 from threading import Thread
 from typing import Any
 
 import structlog
 from channels.layers import get_channel_layer
-from django.db import transaction
+
+from console.common.commits import after_commit
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +28,7 @@ def log_group(attempt_id: int) -> str:
 
 def announce(group: str, **content: Any) -> None:
     """Tell a group after the running transaction has committed. A lost message costs nothing but time: clients catch up."""
-    transaction.on_commit(partial(_send, group, content), robust=True)
+    after_commit(_send, group, content)
 
 
 def changed(kind: str, object_id: int | None = None) -> None:

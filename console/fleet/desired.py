@@ -5,15 +5,14 @@ reconcile beat publishes again what Redis lost, so either path alone suffices.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import structlog
-from django.db import transaction
 from django.db.models import F
 from redis.exceptions import RedisError
 
 from console.common import broker
+from console.common.commits import after_commit
 from console.fleet.models import Host
 from workers.contracts import DesiredState, Generation, desired_key, doorbell_channel
 
@@ -40,7 +39,7 @@ def compose(host: Host) -> DesiredState:
 def change(host: Host) -> None:
     """Say that the host's desired state changed: a new generation now, published when the transaction commits."""
     Host.objects.filter(pk=host.pk).update(generation=F("generation") + 1)
-    transaction.on_commit(partial(publish, host.pk), robust=True)
+    after_commit(publish, host.pk)
 
 
 def publish(host_id: int) -> bool:

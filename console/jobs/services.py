@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -13,6 +12,7 @@ from django.utils.translation import gettext as _
 from console.access import services as access
 from console.access.models import User
 from console.common import live
+from console.common.commits import after_commit
 from console.common.errors import LostRace, Refused
 from console.common.states import move
 from console.fleet import desired
@@ -131,7 +131,7 @@ def _send_first(step: Step) -> None:
     # Marked as sent inside the transaction, so that a second advance doesn't prepare the step twice.
     step.sent_at = timezone.now()
     step.save(update_fields=["sent_at"])
-    transaction.on_commit(partial(dispatch.send, step.pk), robust=True)
+    after_commit(dispatch.send, step.pk)
     _step_changed(step)
 
 
@@ -230,7 +230,7 @@ def _interrupt(step: Step, *, reason: str) -> None:
         move(step, to="queued", reason=reason)
     step.sent_at = timezone.now()
     step.save(update_fields=["sent_at"])
-    transaction.on_commit(partial(dispatch.send, step.pk), robust=True)
+    after_commit(dispatch.send, step.pk)
     _step_changed(step)
 
 

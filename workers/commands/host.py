@@ -1,4 +1,4 @@
-"""`slipway host`: run this machine's agent, look at its engines, or end them all."""
+"""`slipway host`: join a console, run this machine's agent, look at its engines, or end them all."""
 
 import argparse
 import asyncio
@@ -15,6 +15,11 @@ STOP_SECONDS = 60.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-commands of `slipway host`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    join_parser = actions.add_parser("join", help="let this machine take part in a console, with a token of its page")
+    join_parser.add_argument("url", help="address of the console")
+    join_parser.add_argument("--token", required=True, help="one-time token from “Add host”")
+    join_parser.add_argument("--config", type=Path, help="where to write the host's configuration")
+    join_parser.add_argument("--run", action="store_true", help="run the agent right away, in the foreground")
     run_parser = actions.add_parser("run", help="run the host's agent until SIGTERM; engines outlive it")
     status = actions.add_parser("status", help="show which instances run here")
     stop = actions.add_parser("stop", help="end every instance on this host (the agent must not run)")
@@ -29,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the chosen action and return its exit code."""
+    if options.action == "join":
+        return _join(options)
     path = options.config or HostConfig.default_path(options.name)
     try:
         config = HostConfig.load(path)
@@ -40,6 +47,23 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "stop":
         return _stop(config, options.grace_seconds, as_json=options.json)
     return _status(config, as_json=options.json)
+
+
+def _join(options: argparse.Namespace) -> int:
+    from workers.host.joining import JoinError, join, systemd_unit
+
+    try:
+        config, path = join(options.url, options.token, config=options.config)
+    except JoinError as error:
+        print(f"slipway host: {error}", file=sys.stderr)
+        return 1
+    print(f"host {config.name} has joined {config.console_url}; its configuration is {path}", flush=True)
+    if options.run:
+        return _run_agent(config, path)
+    program = Path(sys.argv[0]).absolute()
+    print(f"\nStart its agent:\n  {program} host run --config {path}\n\nor as a service, with this unit:\n")
+    print(systemd_unit(path, str(program)))
+    return 0
 
 
 def _run_agent(config: HostConfig, path: Path) -> int:

@@ -1,0 +1,81 @@
+"""Joining a console: a key pair for this host, its broker user, and the file that holds them."""
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+
+from workers.host_config import HostConfig
+from workers.sealing import generate_key_pair
+
+_TIMEOUT_SECONDS = 30.0
+
+
+class JoinError(Exception):
+    """The console did not let this host in; the message says why and what to do."""
+
+
+def join(console_url: str, token: str, *, config: Path | None = None) -> tuple[HostConfig, Path]:
+    """Spend the one-time `token` and write the host's configuration (mode 0600); returns it with its path.
+
+    An existing file is left alone: JoinError says so before the token is spent.
+    """
+    url = console_url.rstrip("/")
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise JoinError(f"{console_url!r} is no address of a console; give it as https://slipway.example.com")
+    if config is not None and config.exists():
+        raise JoinError(f"{config} exists already. Move it away, or name another file with --config.")
+    private, public = generate_key_pair()
+    credentials = _ask(url, token, public)
+    name = str(credentials["host"])
+    path = config or HostConfig.default_path(name)
+    if path.exists():
+        path.replace(path.with_suffix(".json.before-join"))
+    first, last = credentials["port_range"]
+    joined = HostConfig(
+        name=name,
+        redis_url=credentials["redis_url"],
+        console_url=credentials["console_url"],
+        private_key=private,
+        state_dir=HostConfig.default_state_dir(name),
+        port_range=(first, last),
+    )
+    joined.save(path)
+    return joined, path
+
+
+def _ask(url: str, token: str, public_key: str) -> dict[str, Any]:
+    try:
+        answer = httpx2.post(
+            f"{url}/api/hosts/join", json={"token": token, "public_key": public_key}, timeout=_TIMEOUT_SECONDS
+        )
+        content = answer.json()
+    except (httpx2.HTTPError, ValueError) as error:
+        raise JoinError(
+            f"the console at {url} did not answer as one ({error}). Check the address and whether it can be reached from here."
+        ) from error
+    if answer.status_code != httpx2.codes.OK:
+        raise JoinError(str(content.get("error", f"the console answered {answer.status_code}")))
+    if not isinstance(content, dict):
+        raise JoinError(f"{url} does not answer like a Slipway console")
+    return content
+
+
+def systemd_unit(path: Path, program: str) -> str:
+    """A unit for the agent. KillMode=process: stopping or upgrading the agent leaves engines serving."""
+    return f"""\
+[Unit]
+Description=Slipway host agent
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+ExecStart={program} host run --config {path}
+Restart=always
+RestartSec=2
+KillMode=process
+
+[Install]
+WantedBy=multi-user.target
+"""
