@@ -59,7 +59,7 @@ _INFORMATIVE = (
     b"Xid",
 )
 # Milestones, and the sign of a hang, count every time.
-_NEVER_OLD = (b"startup complete", b"shutdown triggered", b"Shutting down", b"non-default args", b"block found")
+_NEVER_OLD = re.compile(rb"startup complete|shutdown triggered|Shutting down|non-default args|block found")
 _ANY_LEVEL_RULES = tuple(rule for rule in RULES if rule.any_level)
 _DIGITS = b"0123456789"
 # Logs repeat themselves. A line that differs from earlier ones in numbers alone is read this often, then passed over.
@@ -160,7 +160,11 @@ class Facts:
         others = [
             index
             for index, line in enumerate(lines)
-            if not line.startswith(b"INFO:") and line.find(b" INFO ", 0, 96) < 0
+            if line
+            and not line.startswith((b"INFO:", b"    "))
+            and line.find(b" INFO ", 0, 96) < 0
+            # A traceback's source lines repeat the words of what they raise.
+            and line.find(b"]     ", 0, 120) < 0
         ]
         # The first complaint is enough; nearly all that rules look for has stems of its own.
         enough = self.complaint is not None and self.line_count > _REMEMBERED_LINES
@@ -169,8 +173,7 @@ class Facts:
         found |= _indexes_with(rest, others, lines, stems)
         # A start fails within its first lines: those are all read, so that no wording depends on the stems.
         found.update(index for index in others if self.line_count - len(lines) + index < _READ_CLOSELY)
-        # A traceback's source lines repeat the words of what they raise.
-        return sorted(index for index in found if not _is_source_line(lines[index]))
+        return sorted(found)
 
     def _is_news(self, line: bytes) -> bool:
         key = hash(line[:LONGEST_LINE].translate(None, _DIGITS))
@@ -178,7 +181,7 @@ class Facts:
         if len(self._seen) >= _REMEMBERED_LINES:
             self._seen.clear()
         self._seen[key] = times
-        return times <= _READ_OFTEN or any(word in line for word in _NEVER_OLD)
+        return times <= _READ_OFTEN or _NEVER_OLD.search(line) is not None
 
     def _examine(self, lines: list[bytes], index: int, first: int) -> None:
         number = first + index
@@ -314,15 +317,11 @@ def _indexes_with(block: bytes, indexes: Sequence[int], lines: list[bytes], word
         at = block.find(word)
         while at >= 0:
             if starts is None:
-                starts = [0, *accumulate(len(lines[index]) + 1 for index in indexes)]
+                starts = [0, *accumulate([len(lines[index]) + 1 for index in indexes])]
             position = bisect_right(starts, at) - 1
             found.add(indexes[position])
             at = block.find(word, starts[position + 1])
     return found
-
-
-def _is_source_line(line: bytes) -> bool:
-    return line.startswith(b"    ") or line.find(b"]     ", 0, 120) >= 0
 
 
 def _matching_rules(text: str, *, informative: bool) -> list[Rule]:
