@@ -28,8 +28,10 @@ def live_console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConso
     (home / "engines").symlink_to(cache / "engines")
     (home / "models").symlink_to(cache / "models")
     console = LiveConsole(home)
-    console.up()
-    for name, role in (("ada", "admin"), ("otto", "operator"), ("vera", "viewer")):
-        console.add_person(name, role)
-    yield console
-    console.down()
+    try:
+        console.up()
+        for name, role in (("ada", "admin"), ("otto", "operator"), ("vera", "viewer")):
+            console.add_person(name, role)
+        yield console
+    finally:
+        console.down()

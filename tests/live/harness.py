@@ -4,6 +4,7 @@ Tests act on it as people do, by HTTP with a session, and look at the truth in i
 again by SLIPWAY_HOME in the environment of its processes, and ended by pid.
 """
 
+import json
 import os
 import re
 import signal
@@ -52,7 +53,11 @@ class LiveConsole:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        """Where it answers: `up` takes another port when ours was taken meanwhile."""
+        try:
+            return str(json.loads((self.home / "console" / "runtime.json").read_text())["console_url"])
+        except (OSError, ValueError, KeyError):
+            return f"http://127.0.0.1:{self.port}"
 
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "DATABASE_URL")}
@@ -77,8 +82,8 @@ class LiveConsole:
             start_new_session=True,
         )
         log.close()
-        wait_for("the console answers", self._answers, seconds=90)
-        wait_for("host local is online", self.host_is_online, seconds=60)
+        wait_for("the console answers", self._answers, seconds=180)
+        wait_for("host local is online", self.host_is_online, seconds=120)
 
     def _answers(self) -> bool:
         if self.process and self.process.poll() is not None:
