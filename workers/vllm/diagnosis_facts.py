@@ -287,12 +287,13 @@ def _hint(rule: Rule, text: str) -> str:
 
 
 _CLASS = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure)(?:\(\w+\))?:\s*")
+_WARNED_IN = re.compile(r"/\S+\.py:\d+: \w*Warning: ")
 _PYDANTIC_TAIL = re.compile(r"\s*\[type=\w+, input_value=.*\Z")
 
 
 def message_of(text: str, *, keep_class: bool = False) -> str:
     """The sentence in a line: without pydantic's additions and, unless asked for, without the exception's class."""
-    text = _PYDANTIC_TAIL.sub("", text.strip().removeprefix("Value error, "))
+    text = _PYDANTIC_TAIL.sub("", _WARNED_IN.sub("", text.strip().removeprefix("Value error, "), count=1))
     stripped = text if keep_class else _CLASS.sub("", text, count=1)
     return (stripped or text)[:600]
 
