@@ -277,3 +277,16 @@ def _exists(pid: int) -> bool:
 
 def _named(pids: list[int], title: str) -> int:
     return next(pid for pid in pids if title.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def test_a_new_start_right_after_a_stop_waits_for_the_old_shim_to_be_gone(lone_host: HostUnderTest) -> None:
+    driven = Driven(lone_host)
+    driven.start()
+    for start in (2, 3):
+        driven.driver.stop(driven.files, 5)
+        driven.finished()
+        driven.order = driven.order.model_copy(update={"start": start})
+        launch = driven.launch()
+        driven.files.write_order(driven.order, launch.spec)
+        driven.driver.start(driven.files, launch)
+        driven.running(start)

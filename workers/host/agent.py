@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx2
-
 from workers.contracts import Heartbeat, StepProgress, desired_key, doorbell_channel, samples_stream
 from workers.host import slots
 from workers.host.agent_lock import AgentLock
@@ -70,24 +68,22 @@ class Agent:
             loop.add_signal_handler(number, stopping.set)
         logger.info("agent %s for host %s, process %d", agent_version(), self._config.name, os.getpid())
         threads = ThreadPoolExecutor(_BRING_UP_THREADS, thread_name_prefix="bring-up")
-        async with httpx2.AsyncClient(trust_env=False) as http:
-            host = Surroundings(
-                config=self._config,
-                driver=ShimDriver(),
-                report=self._outbox.add,
-                logs=self._logs,
-                http=http,
-                threads=threads,
-            )
-            supervisor = Supervisor(self._desired, host)
-            tasks = [asyncio.create_task(work) for work in self._activities(supervisor, host)]
-            await stopping.wait()
-            logger.info("stopping; %d engines go on without an agent", supervisor.running())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            supervisor.close()
-            await self._worker.end()
+        host = Surroundings(
+            config=self._config,
+            driver=ShimDriver(),
+            report=self._outbox.add,
+            logs=self._logs,
+            threads=threads,
+        )
+        supervisor = Supervisor(self._desired, host)
+        tasks = [asyncio.create_task(work) for work in self._activities(supervisor, host)]
+        await stopping.wait()
+        logger.info("stopping; %d engines go on without an agent", supervisor.running())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        supervisor.close()
+        await self._worker.end()
         threads.shutdown(wait=False, cancel_futures=True)
         self._outbox.close()
         self._lock.release()

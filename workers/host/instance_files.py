@@ -83,6 +83,7 @@ class InstanceFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.instance = UUID(directory.name)
+        self._known: dict[Path, tuple[tuple[int, int, int], dict[str, Any] | None]] = {}
 
     @classmethod
     def of(cls, state_dir: Path, instance: UUID) -> "InstanceFiles":
@@ -95,6 +96,17 @@ class InstanceFiles:
         parent = state_dir / "instances"
         return [cls(path) for path in sorted(parent.iterdir()) if _is_uuid(path.name)] if parent.is_dir() else []
 
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        """The JSON object at `path`, read only when the file is another one: they are asked for ten times a second."""
+        try:
+            stat = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        version = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+        if path not in self._known or self._known[path][0] != version:
+            self._known[path] = (version, read_json(path))
+        return self._known[path][1]
+
     def prepare(self) -> None:
         """Make the directory, private to the agent's user: logs may quote prompts."""
         (self.directory / "attempts").mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -103,12 +115,12 @@ class InstanceFiles:
 
     def order(self) -> InstanceOrder | None:
         """The order that the running process was started with."""
-        raw = read_json(self.directory / "order.json")
+        raw = self._read(self.directory / "order.json")
         return InstanceOrder.model_validate(raw) if raw else None
 
     def state(self) -> ShimState | None:
         """What the shim last wrote."""
-        raw = read_json(self.directory / "state.json")
+        raw = self._read(self.directory / "state.json")
         return ShimState.parse(raw) if raw else None
 
     def write_order(self, order: InstanceOrder, spec: dict[str, Any]) -> None:
@@ -131,7 +143,7 @@ class InstanceFiles:
 
     def attempt(self, number: int) -> Attempt | None:
         """The record of one attempt."""
-        raw = read_json(self.attempt_directory(number) / "attempt.json")
+        raw = self._read(self.attempt_directory(number) / "attempt.json")
         if not raw:
             return None
         optional: dict[str, Any] = {
@@ -154,7 +166,7 @@ class InstanceFiles:
 
     def bring_up_phase(self, number: int) -> InstancePhase | None:
         """How far bring-up is with this attempt (validating, warming), or `None` when it is not at work."""
-        raw = read_json(self.attempt_directory(number) / "bring-up.json")
+        raw = self._read(self.attempt_directory(number) / "bring-up.json")
         return InstancePhase(raw["phase"]) if raw and raw.get("phase") else None
 
     def set_bring_up_phase(self, number: int, phase: InstancePhase | None) -> None:
@@ -169,11 +181,11 @@ class InstanceFiles:
 
     def ready_attempt(self) -> int | None:
         """The attempt that last became ready."""
-        return (read_json(self.directory / "ready") or {}).get("attempt")
+        return (self._read(self.directory / "ready") or {}).get("attempt")
 
     def ready_start(self) -> int | None:
         """The `start` number that last became ready."""
-        return (read_json(self.directory / "ready") or {}).get("start")
+        return (self._read(self.directory / "ready") or {}).get("start")
 
     # -- refusals ---------------------------------------------------------------------------------------------------
 
@@ -184,7 +196,7 @@ class InstanceFiles:
 
     def refusal(self, start: int) -> Failure | None:
         """Why this start was not tried, or `None` if it was not refused."""
-        raw = read_json(self.directory / "refused.json")
+        raw = self._read(self.directory / "refused.json")
         return Failure.model_validate(raw["failure"]) if raw and raw["start"] == start else None
 
 

@@ -44,6 +44,8 @@ from workers.host.processes import (
 UNFINISHED = ("running", "backoff", "stopping")
 """Values of `state` that only stand while a shim is (or was) at work; the others are `stopped` and `crashed`."""
 
+_EXIT_SECONDS = 10.0
+
 
 class Shim:
     """State of one shim process; `run` returns when the instance is stopped or has crashed for good."""
@@ -340,6 +342,7 @@ def _wake_only(_number: int, _frame: FrameType | None) -> None:
 def _detach(directory: Path) -> Path | None:
     """Fork a process that nobody waits for; return None in the parent, once the child has got the instance's lock."""
     reader, writer = os.pipe()
+    starter = os.getpid()
     if os.fork() != 0:
         os.close(writer)
         answer = os.read(reader, 200).decode()
@@ -348,14 +351,30 @@ def _detach(directory: Path) -> Path | None:
         return None
     os.close(reader)
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _lock(lock, directory):
         os.write(writer, b"another shim has this instance")
         os._exit(1)
     os.write(writer, b"ok")
     os.close(writer)
+    # It carries the instance's mark as we do: while it lives, it would be taken for a part of the engine.
+    while os.getppid() == starter:
+        time.sleep(0.001)
     return directory
+
+
+def _lock(descriptor: int, directory: Path) -> bool:
+    """Take the instance's lock; a shim that has written its final state is given a moment to be gone."""
+    deadline = time.monotonic() + _EXIT_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            state = (read_json(directory / "state.json") or {}).get("state")
+            if state in UNFINISHED or time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
 
 
 def main(arguments: list[str]) -> None:

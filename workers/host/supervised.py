@@ -12,8 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-import httpx2
-
 from workers.contracts import (
     AttemptEnded,
     AttemptStarted,
@@ -54,7 +52,6 @@ class Surroundings:
     driver: EngineDriver
     report: Callable[[Body], object]
     logs: LogSender
-    http: httpx2.AsyncClient
     threads: Executor
     """For bring-ups, which take minutes; short work goes to the loop's own threads."""
 
@@ -85,6 +82,8 @@ class SupervisedInstance:
         self._bring_up: OwnBringUp | None = None
         self._stop_asked_at = self._adopted_at = self._refused_at = float("-inf")
         self._next_attempt: int | None = None
+        self._told_at: int | None = None
+        """The state's time up to which attempts were told; the shim writes the state after each change of one."""
         self._seen_attempt: int | None = None
         self._reported: Sight | None = None
         self._causes: dict[int, Failure] = {}
@@ -299,7 +298,7 @@ class SupervisedInstance:
             if order is None:
                 return
             self._health = Health(attempt=state.attempt)
-            self._health_task = asyncio.create_task(watch_health(self._host.http, order.port, self._health))
+            self._health_task = asyncio.create_task(watch_health(order.port, self._health))
         self._bring_up_if_needed(state)
 
     def _end_health_watch(self) -> None:
@@ -325,8 +324,9 @@ class SupervisedInstance:
 
     def tell_attempts(self) -> None:
         """Report every attempt's start and end once, in order, whoever was watching when they happened."""
-        if self._ending is not None and not self._ending.done():
+        if (self._ending is not None and not self._ending.done()) or self._told_at == self._state_changed_at:
             return
+        changed_at = self._state_changed_at
         number = self._next_attempt if self._next_attempt is not None else self._first_unreported()
         while (attempt := self.files.attempt(number)) is not None:
             directory = self.files.attempt_directory(number)
@@ -343,7 +343,7 @@ class SupervisedInstance:
                 self._ending = asyncio.create_task(self._tell_end(attempt))
                 return
             number += 1
-        self._next_attempt = number
+        self._next_attempt, self._told_at = number, changed_at
 
     def _first_unreported(self) -> int:
         for number in self.files.attempt_numbers():
