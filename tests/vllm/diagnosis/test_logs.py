@@ -52,7 +52,7 @@ def test_real_logs_of_other_failures_lead_to_their_cause(name):
         diagnosis = diagnose_file(MORE / name, exit_code)
         assert diagnosis.code == expected["code"], diagnosis
         assert diagnosis.also == ()
-    lines = re.sub(r"\x1b\[[\d;]*m", "", (MORE / name).read_text(errors="replace")).split("\n")
+    lines = re.sub(r"\x1b\[[\d;]*m", "", (MORE / name).read_bytes().decode(errors="replace")).split("\n")
     assert diagnosis.evidence
     for evidence in diagnosis.evidence:
         assert evidence.text == lines[evidence.line - 1].rstrip()
