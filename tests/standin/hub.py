@@ -71,7 +71,7 @@ class Faults:
     """The connection is reset after so many bytes of an answer, `drops` times."""
     drops: int = 0
     cut_to: int = 0
-    """Answers end in order after so many bytes, although they announced more."""
+    """Answers end after so many bytes, although they announced more; below 0: before the first."""
     stall_after: int = 0
     """After so many bytes nothing more is sent, `stalls` times."""
     stalls: int = 0
@@ -452,7 +452,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self, path: str, data: bytes, begin: int, end: int) -> None:
         faults, sent, position = self.hub.faults, 0, begin
-        while position < end and not faults.down:
+        while position < end and not faults.down and faults.cut_to >= 0:
             piece = bytearray(data[position : min(position + faults.block, end)])
             if position <= faults.flip_byte_at < position + len(piece) and self.hub.take("flips"):
                 piece[faults.flip_byte_at - position] ^= 0xFF

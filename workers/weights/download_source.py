@@ -93,14 +93,17 @@ class FileSource:
         headers = {"Range": f"bytes={start}-{end - 1}"}
         if etag and not etag.startswith("W/"):
             headers["If-Range"] = etag
+        answered = False
         try:
             with self._answer(file, headers) as response:
-                opened = Opened(_start_of(response, file), response.headers.get("ETag", ""), self._chunks(response))
-                yield opened
+                answered = True
+                yield Opened(_start_of(response, file), response.headers.get("ETag", ""), response.iter_raw())
         except httpx2.ReadTimeout as error:
             raise SilentError(f"the source sent nothing for {self._stall_seconds:.0f} s") from error
         except httpx2.RemoteProtocolError as error:
-            raise ShortAnswerError(f"the source ended its answer too early ({error})") from error
+            if answered:
+                raise ShortAnswerError(f"the source ended its answer too early ({error})") from error
+            raise from_transport(error, endpoint=self._source.address) from error
         except (httpx2.TransportError, httpx2.StreamError, OSError) as error:
             if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
                 raise  # the disk's, not the network's
@@ -177,9 +180,6 @@ class FileSource:
         finally:
             with self._lock:
                 self._sockets.discard(connection)
-
-    def _chunks(self, response: httpx2.Response) -> Iterator[bytes]:
-        yield from response.iter_raw()
 
 
 def _start_of(response: httpx2.Response, file: HubFile) -> int:

@@ -1,6 +1,7 @@
 """HTTP with a hub: small JSON answers, the token sent to its own endpoint only, every failure as a `HubError`."""
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ LOOKUP_SECONDS = 10.0
 _MOST_JSON_BYTES = 64 << 20
 _MOST_HOPS = 5
 REDIRECTS = (301, 302, 303, 307, 308)
+# Each request would be logged with its whole address, and a CDN's signed address lets whoever reads it in.
+logging.getLogger("httpx2").setLevel(logging.WARNING)
+
 _REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?$")
 _REVISION = re.compile(r"^[\w][\w./+-]{0,254}$")
 
