@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.host.conftest import Broker, Console, HostUnderTest, make_host
+from tests.host.conftest import PATIENCE, Broker, Console, HostUnderTest, make_host
 from workers.contracts import LogChunk, StepEvent, acknowledged_key, log_cursor_key, logs_stream, reports_stream
 from workers.host import logs, redis_link, reports
 from workers.host.instance_files import InstanceFiles
@@ -37,7 +37,7 @@ async def running(lane: ReportSender | LogSender, redis_url: str) -> AsyncIterat
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(condition: Any, seconds: float = 15) -> None:
+async def until(condition: Any, seconds: float = PATIENCE) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "still not so"

@@ -1,6 +1,7 @@
 """Dispatches, fences, cancellations and outcomes of steps, with steps that the test writes."""
 
 import importlib.machinery
+import importlib.util
 import sys
 import threading
 import time
@@ -227,7 +228,10 @@ def test_many_dispatches_at_once_run_the_step_once(bench: Bench) -> None:
     assert max(finished) == 3
 
 
-def test_an_unknown_step_asks_for_an_upgrade(lone_host: HostUnderTest) -> None:
+def test_a_step_that_this_agent_doesn_t_have_asks_for_an_upgrade(
+    lone_host: HostUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     reports: list[Any] = []
     order = StepOrder(step=1, job=1, fence=1, kind=StepKind.DOWNLOAD, deadline_seconds=1)
     run_order(order, lone_host.config, reports.append)
