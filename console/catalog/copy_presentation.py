@@ -1,0 +1,214 @@
+"""Copies as pages show them: what the last verification found, who uses them, what works on them now."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from console.catalog.models import Copy
+from console.catalog.usage import Usage, usage_of
+from console.common.spans import readable_bytes, readable_duration
+from console.fleet.models import Host
+
+_LIVE_STEPS = ("queued", "running", "cancelling", "interrupted")
+_SEVERITIES: dict[str, tuple[str | Promise, str, str]] = {
+    "error": (gettext_lazy("Errors"), "alert-circle", "red"),
+    "warning": (gettext_lazy("Warnings"), "alert-triangle", "amber"),
+    "info": (gettext_lazy("Notes"), "info-circle", "grey"),
+}
+
+
+@dataclass(frozen=True)
+class ShownFinding:
+    """One thing that a verification noted."""
+
+    severity: str
+    file: str
+    message: str
+    fix: str
+    code: str
+
+
+@dataclass(frozen=True)
+class FindingGroup:
+    """All findings of one severity."""
+
+    severity: str
+    label: str
+    icon: str
+    colour: str
+    findings: list[ShownFinding]
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A job that works on a copy now."""
+
+    pk: int
+    title: str
+    progress: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ShownCopy:
+    """A copy with what its last verification said, who uses it, and what works on it."""
+
+    copy: Copy
+    usage: Usage
+    job: RunningJob | None = None
+    groups: list[FindingGroup] = field(default_factory=list)
+    failure: Mapping[str, Any] | None = None
+
+    @property
+    def files(self) -> int | None:
+        """How many files the last sound verification saw."""
+        found = self._result.get("files")
+        return found if isinstance(found, int) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took."""
+        found = self._result.get("seconds")
+        return found if isinstance(found, int | float) else None
+
+    @property
+    def how(self) -> str:
+        """What was read, as a sentence; empty if nothing was verified yet."""
+        details = self._result.get("details")
+        if self.files is None or not isinstance(details, Mapping):
+            return ""
+        hashed = details.get("hashed")
+        text = (
+            ngettext("Every byte of %(n)d file was read", "Every byte of %(n)d files was read", self.files)
+            if hashed
+            else ngettext("The headers of %(n)d file were read", "The headers of %(n)d files were read", self.files)
+        ) % {"n": self.files}
+        size = self._result.get("size_bytes")
+        if isinstance(size, int):
+            text += f" ({readable_bytes(size)})"
+        if self.seconds:
+            text += _(", in %(time)s") % {"time": readable_duration(self.seconds)}
+        return text + "."
+
+    @property
+    def checked_against(self) -> list[tuple[str, int]]:
+        """Whose checksums the files were compared with, and how many files each spoke of."""
+        found = self._result.get("checked_against")
+        if not isinstance(found, Mapping):
+            return []
+        return sorted(((str(source), int(count)) for source, count in found.items()), key=lambda pair: -pair[1])
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of findings by severity."""
+        return {group.severity: len(group.findings) for group in self.groups}
+
+    @property
+    def sources_disagree(self) -> bool:
+        """True if published checksums contradict each other: nobody can say yet which files are right."""
+        return any(one.code == "checksum.sources_disagree" for group in self.groups for one in group.findings)
+
+    @property
+    def can_repair(self) -> bool:
+        """True if the files have a source, and something is wrong with them."""
+        revision = self.copy.revision
+        broken = self.copy.state in ("damaged", "incomplete", "unverified")
+        return broken and revision.is_pinned and revision.model.origin_id is not None
+
+    @property
+    def verifiable(self) -> bool:
+        """True if there are files that can be read."""
+        return self.copy.state in ("verified", "unverified", "damaged", "incomplete") and self.job is None
+
+    @property
+    def removable(self) -> bool:
+        """True if no job works on it."""
+        return self.copy.state not in ("deleting", "removed") and self.job is None
+
+    @property
+    def _result(self) -> Mapping[str, Any]:
+        return self.copy.verification if isinstance(self.copy.verification, Mapping) else {}
+
+
+def shown_copies(copies: Iterable[Copy]) -> list[ShownCopy]:
+    """Copies as pages show them, in two queries however many there are."""
+    rows = list(copies)
+    usages = usage_of(rows)
+    jobs = _running(rows)
+    return [_shown(copy, usages[copy.pk], jobs.get(copy.pk)) for copy in rows]
+
+
+def _shown(copy: Copy, usage: Usage, job: RunningJob | None) -> ShownCopy:
+    found = copy.verification if isinstance(copy.verification, Mapping) else {}
+    failure = found.get("failure")
+    entries = found.get("findings") or (failure or {}).get("evidence") or []
+    return ShownCopy(copy, usage, job, _groups(entries), failure)
+
+
+def _groups(entries: Sequence[Any]) -> list[FindingGroup]:
+    findings = [
+        ShownFinding(
+            str(entry.get("severity") or "warning"),
+            str(entry.get("file") or ""),
+            str(entry.get("message") or entry.get("text") or entry.get("code") or ""),
+            str(entry.get("fix") or ""),
+            str(entry.get("code") or ""),
+        )
+        for entry in entries
+        if isinstance(entry, Mapping) and entry.get("code")
+    ]
+    return [
+        FindingGroup(severity, str(label), icon, colour, chosen)
+        for severity, (label, icon, colour) in _SEVERITIES.items()
+        if (chosen := [one for one in findings if one.severity == severity])
+    ]
+
+
+def _running(copies: Sequence[Copy]) -> dict[int, RunningJob]:
+    """Jobs that work on copies now. Read through the hosts' steps, because the ledger lies above the catalogue."""
+    rows = (
+        Host.objects.filter(
+            steps__job__subject_kind="copy",
+            steps__job__subject_id__in=[copy.pk for copy in copies],
+            steps__state__in=_LIVE_STEPS,
+        )
+        .order_by("-steps__position")
+        .values_list("steps__job__subject_id", "steps__job_id", "steps__job__title", "steps__progress", "steps__state")
+    )
+    found: dict[int, RunningJob] = {}
+    for subject, job, title, progress, state in rows:
+        if subject is not None and (subject not in found or state == "running"):
+            found[subject] = RunningJob(job, title, progress if state == "running" else {})
+    return found
+
+
+def last_sound(copy: Copy, others: Iterable[Copy]) -> Copy | None:
+    """The copy to fall back to when this one is held: another revision's or host's that was verified last."""
+    sound = [one for one in others if one.pk != copy.pk and one.state == "verified" and one.verified_at]
+    sound.sort(key=lambda one: (one.host_id == copy.host_id, one.verified_at), reverse=True)
+    return sound[0] if sound else None
+
+
+def truth(shown: ShownCopy) -> str:
+    """The truth about a copy in a sentence or two."""
+    copy = shown.copy
+    if copy.state == "damaged":
+        if shown.sources_disagree:
+            return _("Held: its sources contradict each other, so nobody can say whether the files are right.")
+        reason = copy.state_reason or _("its files are incomplete or wrong.")
+        return _("Damaged: %(reason)s") % {"reason": reason}
+    sentences = {
+        "verified": _("Its files are complete and right."),
+        "unverified": _("Not verified yet. A launch reads every byte first."),
+        "downloading": _("Its files are on their way."),
+        "incomplete": _("Not complete: %(reason)s") % {"reason": copy.state_reason or _("a job stopped half-way.")},
+        "deleting": _("Its files are being removed."),
+        "removed": _("No longer on this host."),
+    }
+    text = sentences[copy.state]
+    if copy.state == "verified" and shown.usage.live:
+        text += " " + _("%(names)s serves from it.") % {"names": shown.usage.live_names}
+    return text

@@ -1,0 +1,42 @@
+// Figures that the server made: <div data-chart="ID"> draws the JSON of <script id="ID">, in the theme's colours.
+const ROLES = ["accent", "bad", "warn", "ok", "calm", "soft", "line"];
+
+function palette() {
+  const style = getComputedStyle(document.body);
+  const named = (name) => style.getPropertyValue(`--${name}`).trim();
+  return { ...Object.fromEntries(ROLES.map((role) => [role, named(role)])), ink: named("ink"), dim: named("dim") };
+}
+
+function coloured(value, colours) {
+  if (Array.isArray(value)) return value.map((one) => coloured(one, colours));
+  return typeof value === "string" ? colours[value] ?? value : value;
+}
+
+function draw(place) {
+  const source = document.getElementById(place.dataset.chart);
+  if (!source || !window.Plotly) return;
+  const figure = JSON.parse(source.textContent);
+  const colours = palette();
+  const data = figure.data.map((trace) => ({
+    ...trace,
+    marker: trace.marker && { ...trace.marker, color: coloured(trace.marker.color, colours) },
+  }));
+  const axis = { gridcolor: colours.line, zerolinecolor: colours.line, linecolor: colours.line };
+  const layout = {
+    margin: { l: 8, r: 16, t: 6, b: 40 },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colours.dim },
+    bargap: 0.3,
+    ...figure.layout,
+    xaxis: { ...axis, ...figure.layout.xaxis },
+    yaxis: { ...axis, ...figure.layout.yaxis },
+  };
+  window.Plotly.react(place, data, layout, { displayModeBar: false, responsive: true });
+}
+
+const drawAll = () => document.querySelectorAll("[data-chart]").forEach(draw);
+
+// Modules run after deferred scripts of the page, so Plotly is there.
+drawAll();
+new MutationObserver(drawAll).observe(document.documentElement, { attributes: true, attributeFilter: ["data-bs-theme"] });
