@@ -31,6 +31,15 @@ def holder(port: int) -> str:
     return "a process that this user may not see"
 
 
+def is_held_by(pid: int, port: int) -> bool:
+    """True if this very process listens on the port."""
+    try:
+        connections = psutil.Process(pid).net_connections(kind="tcp")
+    except psutil.Error:
+        return False
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)
+
+
 def _describe(pid: int | None) -> str:
     if pid is None:
         return "a process of another user"

@@ -96,6 +96,14 @@ class Supervisor:
             with suppress(ProcessLookupError):
                 os.killpg(child.process.pid, signal.SIGKILL)
 
+    def remove(self, name: str) -> None:
+        """Kill a program and forget it. Main thread only."""
+        child = self._children.pop(name)
+        if child.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+            self._ended(child)
+
     def pids(self) -> dict[str, int]:
         """Process ids of what runs now."""
         return {name: child.process.pid for name, child in self._children.items() if child.process is not None}

@@ -22,7 +22,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from console import env
 from console.operations import embedded_broker, engines, local_host, ports
-from console.operations.supervisor import Program, Supervisor
+from console.operations.supervisor import Program, StartFailed, Supervisor
 
 BROKER_PORT = 6390
 MARK = "SLIPWAY_CONSOLE_PROCESS"
@@ -92,40 +92,80 @@ class Console:
         """Bring everything up, in order. Raises StartFailed, NoBroker or OSError; call `stop` then. Main thread only."""
         self.supervisor.listen_to_signals()
         end_leftovers(self.supervisor.say)
-        self._choose_ports()
-        self._migrate()
+        settings.STATIC_ROOT.mkdir(exist_ok=True)
         environment = child_environment()
-        if not env.environment().redis_url:
-            self.supervisor.start(embedded_broker.program(env.runtime()["broker_port"], environment))
-        elif not embedded_broker.answers(env.redis_url()):
-            raise OSError("The broker at REDIS_URL does not answer PING. Check its address, user and password.")
-        programs = [self._web(environment), *self._workers(environment)]
-        if self.with_host:
-            programs.append(self._agent(environment))
+        self._start_broker(environment)
+        self._migrate()
         if not self.supervisor.stopping:
-            self.supervisor.start(*programs)
+            self._start_the_rest(environment)
         if not self.supervisor.stopping:
             threading.Thread(target=self._watch_web, name="web health", daemon=True).start()
             self.supervisor.say(f"the console is up: {env.public_url()}")
 
-    def _choose_ports(self) -> None:
+    def _start_broker(self, environment: dict[str, str]) -> None:
+        write_runtime(supervisor_pid=os.getpid())
+        if env.environment().redis_url:
+            if not embedded_broker.answers(env.redis_url()):
+                raise OSError("The broker at REDIS_URL does not answer PING. Check its address, user and password.")
+            return
+
+        def start() -> int:
+            wanted = [int(env.runtime().get("broker_port", BROKER_PORT)), BROKER_PORT]
+            port = self._choose("the broker", "127.0.0.1", wanted)
+            write_runtime(broker_port=port)
+            self._use_broker()
+            self.supervisor.start(embedded_broker.program(port, environment))
+            return port
+
+        self._despite_others("broker", start)
+
+    def _start_the_rest(self, environment: dict[str, str]) -> None:
+        self._choose_web_port()
+        programs = self._workers(environment)
+        if self.with_host:
+            programs.append(self._agent(environment))
+
+        def start() -> int:
+            port = self._choose_web_port()
+            started = self.supervisor.pids()
+            rest = [program for program in programs if program.name not in started]
+            self.supervisor.start(self._web(environment), *rest)
+            return port
+
+        self._despite_others("web", start)
+
+    def _despite_others(self, name: str, start: Callable[[], int]) -> None:
+        """Start a server again, on another port, when somebody took its port between the look and the start."""
+        for last in (False, False, True):
+            try:
+                start()
+            except StartFailed:
+                port = int(env.runtime()[f"{name}_port"])
+                if last or self._listens(name, port) or ports.is_free("127.0.0.1", port):
+                    raise
+                self.supervisor.remove(name)
+                self.supervisor.say(f"port {port} was taken meanwhile by {ports.holder(port)}")
+            else:
+                return
+
+    def _listens(self, name: str, port: int) -> bool:
+        """True if it is our process that listens there: what answers may be somebody else's."""
+        pid = self.supervisor.pids().get(name)
+        return pid is not None and ports.is_held_by(pid, port)
+
+    def _choose_web_port(self) -> int:
         known, settled = env.runtime(), env.environment()
-        values: dict[str, Any] = {"supervisor_pid": os.getpid(), "web_port_wanted": settled.slipway_port}
         wanted = [settled.slipway_port]
         if known.get("web_port_wanted") == settled.slipway_port and "web_port" in known:
             wanted.insert(0, int(known["web_port"]))
-        values["web_port"] = self._choose("the console", settled.slipway_bind, wanted)
+        port = self._choose("the console", settled.slipway_bind, wanted)
         address = "127.0.0.1" if settled.slipway_bind in ("0.0.0.0", "::") else settled.slipway_bind  # noqa: S104 - compared, not bound
         shown = f"[{address}]" if ":" in address else address
-        values["console_url"] = f"http://{shown}:{values['web_port']}"
-        if not settled.redis_url:
-            wanted = [int(known.get("broker_port", BROKER_PORT)), BROKER_PORT]
-            values["broker_port"] = self._choose("the broker", "127.0.0.1", wanted)
-        path = env.runtime_file()
-        draft = path.with_suffix(".new")
-        draft.write_text(json.dumps(values))
-        draft.replace(path)
-        # This process read its settings before the ports were known.
+        write_runtime(web_port=port, web_port_wanted=settled.slipway_port, console_url=f"http://{shown}:{port}")
+        return port
+
+    def _use_broker(self) -> None:
+        """This process read its settings before the broker's port was known."""
         settings.REDIS_URL = env.redis_url()
         layers: dict[str, Any] = settings.CHANNEL_LAYERS
         layers["default"]["CONFIG"]["hosts"] = [env.redis_url()]
@@ -140,7 +180,6 @@ class Console:
         return port
 
     def _migrate(self) -> None:
-        settings.STATIC_ROOT.mkdir(exist_ok=True)
         began = time.monotonic()
         call_command("migrate", interactive=False, verbosity=0)
         connections.close_all()
@@ -154,7 +193,7 @@ class Console:
         argv += ["--host", env.environment().slipway_bind, "--port", str(port), "--ws", "websockets-sansio"]
         argv += ["--no-proxy-headers", "--no-server-header", "--lifespan", "off", "--log-level", "warning"]
         argv += ["--timeout-graceful-shutdown", "3"]
-        return Program("web", argv, environment, ready=lambda: answers(local_url()))
+        return Program("web", argv, environment, ready=lambda: self._listens("web", port) and answers(local_url()))
 
     def _workers(self, environment: dict[str, str]) -> list[Program]:
         manage = [sys.executable, str(settings.BASE_DIR / "manage.py")]
@@ -200,6 +239,14 @@ class Console:
         else:
             self.supervisor.say("stopped; no engine runs")
         os.close(self._lock)
+
+
+def write_runtime(**values: Any) -> None:
+    """Change what `runtime.json` says, in one step."""
+    path = env.runtime_file()
+    draft = path.with_suffix(".new")
+    draft.write_text(json.dumps({**env.runtime(), **values}))
+    draft.replace(path)
 
 
 def child_environment() -> dict[str, str]:

@@ -38,3 +38,8 @@ def test_the_first_free_candidate_is_taken(held: int) -> None:
 def test_no_free_port_says_which_and_who(held: int) -> None:
     with pytest.raises(OSError, match=rf"No port is free from {held} to {held}.*held by pid {os.getpid()}"):
         ports.choose("127.0.0.1", [held], tries=0)
+
+
+def test_only_the_process_that_listens_holds_a_port(held: int) -> None:
+    assert ports.is_held_by(os.getpid(), held)
+    assert not ports.is_held_by(os.getppid(), held)

@@ -157,3 +157,12 @@ def test_a_killed_supervisor_takes_its_programs_with_it(tmp_path: Path) -> None:
     parent.wait(10)
     _gone, alive = psutil.wait_procs(children, timeout=5)
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_removed_program_is_gone_and_does_not_come_back(watched: Watched) -> None:
+    watched.supervisor.start(sleeper("web"))
+    pid = watched.pid("web")
+    watched.supervisor.remove("web")
+    assert not psutil.pid_exists(pid)
+    watched.supervisor._step(0.1)
+    assert watched.supervisor.pids() == {}

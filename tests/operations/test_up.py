@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -143,6 +144,22 @@ def test_sigterm_stops_all_of_it_in_order_and_says_so(up: Up) -> None:
     assert not up.processes()
     assert up.log().rstrip().endswith("stopped; no engine runs")
     assert "and is killed" not in up.log()
+
+
+def test_a_port_that_is_taken_is_named_with_its_holder_and_the_next_one_is_used(up: Up) -> None:
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind(("127.0.0.1", up.runtime()["web_port"]))
+        thief.listen(1)
+        before = up.runtime()["web_port"]
+        up.start()
+        try:
+            assert up.runtime()["web_port"] > before
+            assert up.answers()
+            assert f"port {before} is held by pid {os.getpid()}: " in up.log()
+        finally:
+            up.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
+            up.process.wait(60)  # type: ignore[union-attr]
 
 
 def test_a_wrong_value_stops_the_start_and_names_the_fix(up: Up) -> None:
