@@ -298,11 +298,12 @@ class Downloader:
                 raise BadAnswerError(f"the source sends {job.file.path} from byte {position:,}, not {span.position:,}")
             for chunk in answer.chunks:
                 self._check()
-                with self._changed:
-                    self._fetched += len(chunk)
                 news = memoryview(chunk)[max(0, span.position - position) :]
                 position += len(chunk)
-                if not self._take(job, part, span, news):
+                wanted = self._take(job, part, span, news)
+                with self._changed:
+                    self._fetched += len(chunk)
+                if not wanted:
                     return
                 self._sleep_for_rate(len(chunk))
         if span.position < span.end:

@@ -54,8 +54,7 @@ class RepositoryCache:
         """Let `path` of a snapshot be the blob; replaces what was there in one step."""
         snapshot = self.snapshot(commit)
         target = snapshot / path
-        if ".." in Path(path).parts or Path(path).is_absolute():
-            raise UnsafePathError(f"{path!r} leads out of the model's directory")
+        check_relative(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         wanted = os.path.relpath(blob, target.parent)
         if target.is_symlink() and str(target.readlink()) == wanted:
@@ -68,8 +67,7 @@ class RepositoryCache:
     def point(self, revision: str, commit: str) -> None:
         """Let a branch or tag name mean a commit, as the hub said."""
         path = self.folder / "refs" / revision
-        if ".." in Path(revision).parts or Path(revision).is_absolute():
-            raise UnsafePathError(f"{revision!r} is no name of a revision")
+        check_relative(revision)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(commit, encoding="ascii")
@@ -85,6 +83,12 @@ class RepositoryCache:
             except (PartBusyError, FileNotFoundError):
                 continue
         return Removed(files, freed)
+
+
+def check_relative(path: str) -> None:
+    """Raise `UnsafePathError` if a file of a model would lie outside of the model's directory."""
+    if not path or ".." in Path(path).parts or Path(path).is_absolute() or "\0" in path:
+        raise UnsafePathError(f"{path!r} leads out of the model's directory")
 
 
 def check_inside(path: Path, roots: list[Path]) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.weights.download_cache import RepositoryCache
+from workers.weights.download_cache import RepositoryCache, check_relative
 from workers.weights.download_part import PartFile, new_hash
 from workers.weights.download_types import DownloadRequest
 from workers.weights.hub_types import HubFile
@@ -50,9 +50,10 @@ class Job:
 
 
 def jobs_of(request: DownloadRequest, store: RepositoryCache) -> list[Job]:
-    """One job per blob: files with the same content are fetched once."""
+    """One job per blob: files with the same content are fetched once. Raises `UnsafePathError`."""
     found: dict[str, Job] = {}
     for file in request.files:
+        check_relative(file.path)
         unnamed = hashlib.sha256(f"{request.repository}\n{request.commit}\n{file.path}".encode()).hexdigest()
         name = file.sha256 or file.git_oid or f"unnamed-{unnamed[:40]}"
         if name in found:

@@ -64,7 +64,9 @@ class PartFile:
         self._journal_path = blob.with_name(blob.name + JOURNAL_ENDING)
         self._piece = piece
         self._pieces = -(-size // piece)
-        self._lock = threading.Lock()
+        # Guards the claims and counts. Nobody holds it while reading or writing: that would make all others wait.
+        self._lock = threading.Condition(threading.Lock())
+        self._writers = 0
         self._hash_lock = threading.Lock()
         self._closed = False
         self._beginning = 0
@@ -237,11 +239,19 @@ class PartFile:
                 self._check_open()
                 if span.beginning != self._beginning:
                     raise StaleSpanError
-                count = os.pwrite(self._file, data[:room], span.position)
-                self._written[number] += count
-                slot = self._written[number].to_bytes(4, "little")
+                self._writers += 1
+            count = 0
+            try:
+                written = os.pwrite(self._file, data[:room], span.position)
+                slot = (self._written[number] + written).to_bytes(4, "little")
                 os.pwrite(self._journal, slot, _HEADER_BYTES + 4 * number)
-                self.received += count
+                count = written
+            finally:
+                with self._lock:
+                    self._written[number] += count
+                    self.received += count
+                    self._writers -= 1
+                    self._lock.notify_all()
             self._hash_on(span.position, data[:count])
             span.position += count
             data = data[count:]
@@ -314,11 +324,13 @@ class PartFile:
         """Forget every byte: what was fetched is not what it should be."""
         with self._hash_lock, self._lock:
             self._check_open()
+            self._beginning += 1
+            self._lock.wait_for(lambda: not self._writers)
+            self._check_open()
             os.ftruncate(self._file, 0)
             self._written = array("I", bytes(4 * self._pieces))
             self.received = 0
             self.etag = ""
-            self._beginning += 1
             self._start_over()
             self._store()
 
@@ -330,6 +342,8 @@ class PartFile:
     def _close(self) -> None:
         if not self._closed:
             self._closed = True
+            # A closed number may soon be another file's: first everybody has to be through.
+            self._lock.wait_for(lambda: not self._writers)
             os.close(self._file)
             os.close(self._journal)
 
