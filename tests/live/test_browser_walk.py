@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.live.conftest import MODEL
 from tests.live.harness import PASSWORD, LiveConsole, wait_for
 
 pytestmark = [pytest.mark.live, pytest.mark.browser, pytest.mark.timeout(900)]
@@ -41,22 +40,7 @@ def page(live_console: LiveConsole) -> Iterator[Page]:
     assert problems == []
 
 
-@pytest.fixture
-def copy_of_the_model(live_console: LiveConsole) -> str:
-    """The model as `add directory` made it (another test of this run may have done so already)."""
-    console = live_console
-    if not console.one("select id from catalog_copy"):
-        console.sign_in("ada")
-        host = console.one("select id from fleet_host where name = 'local'")
-        path = str((console.home / "models" / MODEL).resolve())
-        console.post("/models/new/", {"name": MODEL, "host": host, "path": path})
-    copy = wait_for(
-        "the copy is verified", lambda: console.one("select id from catalog_copy where state = 'verified'"), seconds=90
-    )
-    return str(copy)
-
-
-def test_from_signing_in_to_no_process_left(page: Page, live_console: LiveConsole, copy_of_the_model: str) -> None:
+def test_from_signing_in_to_no_process_left(page: Page, live_console: LiveConsole, copy_of_the_model: int) -> None:
     console = live_console
     engine = wait_for(
         "the engine is known", lambda: console.one("select id from fleet_engine where present"), seconds=60
@@ -70,7 +54,7 @@ def test_from_signing_in_to_no_process_left(page: Page, live_console: LiveConsol
 
     page.goto("/deployments/new/")
     page.fill("[name=name]", "walk")
-    page.select_option("[name=copy]", copy_of_the_model)
+    page.select_option("[name=copy]", str(copy_of_the_model))
     page.select_option("[name=engine]", str(engine))
     page.fill("[name=max_model_len]", "1024")
     page.fill("[name=arguments]", "--enforce-eager --max-num-seqs 4")

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.live.conftest import MODEL
 from tests.live.harness import LiveConsole, wait_for
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
@@ -60,24 +59,16 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(live_console: LiveConsole) -> Served:
+def served(live_console: LiveConsole, copy_of_the_model: int) -> Served:
     console = live_console
     console.sign_in("ada")
-    host = console.one("select id from fleet_host where name = 'local'")
-    answer = console.post(
-        "/models/new/", {"name": MODEL, "host": host, "path": str((console.home / "models" / MODEL).resolve())}
-    )
-    assert answer.status_code == 200, answer.text
-    copy = wait_for(
-        "the copy is verified", lambda: console.one("select id from catalog_copy where state = 'verified'"), seconds=60
-    )
     engine = wait_for(
         "the engine is known", lambda: console.one("select id from fleet_engine where present"), seconds=30
     )
     answer = console.post(
         "/deployments/new/",
         {
-            "name": "life", "copy": copy, "engine": engine, "max_model_len": "1024",
+            "name": "life", "copy": copy_of_the_model, "engine": engine, "max_model_len": "1024",
             "arguments": "--enforce-eager --max-num-seqs 4", "expected": "Paris", "reason": "live test",
         },
     )  # fmt: skip
