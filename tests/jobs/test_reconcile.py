@@ -122,7 +122,9 @@ def test_a_job_whose_advance_was_lost_is_advanced(fleet: Fleet) -> None:
     assert preflight(job).sent_at
 
 
-def test_sending_survives_a_broker_that_is_away(fleet: Fleet, settings: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sending_survives_a_broker_that_is_away(
+    fleet: Fleet, settings: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = preflight(fleet.deploy())
     dispatch.app_for.cache_clear()
     monkeypatch.setattr("django.conf.settings.REDIS_URL", "redis://127.0.0.1:1/0")
