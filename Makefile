@@ -42,7 +42,7 @@ test-all: $(VENV)/.installed-dev  ## Run every test and write docs/evidence/test
 	@$(PYTHON) -m tests.tools
 	engine=$$($(PYTHON) -m tests.engine)
 	eval "$$engine"
-	$(BIN)/pytest -p tests.evidence --evidence docs/evidence/tests.md $(PYTEST)
+	$(PYTHON) -m pytest -p tests.evidence --evidence docs/evidence/tests.md $(PYTEST)
 	$(ON_POSTGRES)
 
 bench: $(VENV)/.installed-dev  ## Measure, and write build/bench.json
