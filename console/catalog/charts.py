@@ -25,7 +25,7 @@ def disk_use(copies: Sequence[Copy], *, total: int | None, free: int | None) -> 
         bars = [*bars[:MOST_BARS], (_("%d more") % (len(sized) - MOST_BARS), rest, "calm")]
     if total and free is not None:
         others = max(0, total - free - sum(copy.size_bytes for copy in sized))
-        bars += [(_("other files"), others, "soft"), (_("free"), free, "line")]
+        bars += [(_("other files"), others, "calm"), (_("free"), free, "line")]
     names = _told_apart([name for name, _size, _role in bars])
     return {
         "data": [
@@ -35,15 +35,17 @@ def disk_use(copies: Sequence[Copy], *, total: int | None, free: int | None) -> 
                 "x": [round(size / _GIB, 2) for _name, size, _role in bars],
                 "y": names,
                 "text": [readable_bytes(size) for _name, size, _role in bars],
-                "textposition": "auto",
+                "textposition": "outside",
+                "cliponaxis": False,
                 "hovertemplate": "%{y}: %{text}<extra></extra>",
                 "marker": {"color": [role for _name, _size, role in bars]},
             }
         ],
         "layout": {
             "height": 90 + 30 * len(bars),
-            "xaxis": {"title": {"text": "GiB"}},
-            "yaxis": {"autorange": "reversed", "automargin": True},
+            "xaxis": {"title": {"text": "GiB"}, "automargin": True},
+            "yaxis": {"autorange": "reversed", "automargin": True, "showgrid": False},
+            "margin": {"r": 70},
         },
     }
 

@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from console.catalog.models import Copy
+from console.catalog.presentation import short_sums
 from console.catalog.usage import Usage, usage_of
 from console.common.spans import readable_bytes, readable_duration
 from console.fleet.models import Host
@@ -198,7 +199,7 @@ def truth(shown: ShownCopy) -> str:
     if copy.state == "damaged":
         if shown.sources_disagree:
             return _("Held: its sources contradict each other, so nobody can say whether the files are right.")
-        reason = copy.state_reason or _("its files are incomplete or wrong.")
+        reason = short_sums(copy.state_reason) or _("its files are incomplete or wrong.")
         return _("Damaged: %(reason)s") % {"reason": reason}
     sentences = {
         "verified": _("Its files are complete and right."),

@@ -1,5 +1,6 @@
 """Models as pages show them: a sentence of truth and readable facts."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ FACT_NAMES = {
 
 _IN_TOKENS = {"max_position_embeddings", "vocab_size"}
 _BILLION, _MILLION = 1_000_000_000, 1_000_000
+_SUM = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,116}\b")
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,14 @@ def truth(model: Model) -> str:
         text = ngettext("Its copy is not verified.", "None of its %(all)d copies is verified.", len(copies))
     text %= {"sound": sound, "all": len(copies)}
     if damaged:
-        reason = damaged[0].state_reason or _("its files are incomplete or wrong.")
+        reason = short_sums(damaged[0].state_reason) or _("its files are incomplete or wrong.")
         text += " " + _("The copy on %(host)s is damaged: %(reason)s") % {"host": damaged[0].host, "reason": reason}
     return text
+
+
+def short_sums(text: str) -> str:
+    """A sentence with its checksums cut to twelve digits: enough to tell them apart, and it can be read."""
+    return _SUM.sub(r"\1…", text)
 
 
 def best_copy(model: Model) -> Copy | None:
@@ -110,7 +117,9 @@ def readable_count(count: int) -> str:
     """A number of parameters as people say it: `135 M`, `30.5 B`; empty if unknown."""
     if count >= _BILLION:
         return f"{number_format(round(count / _BILLION, 1))} B"
-    return f"{number_format(round(count / _MILLION))} M" if count else ""
+    if count >= _MILLION:
+        return f"{number_format(round(count / _MILLION))} M"
+    return str(number_format(count)) if count else ""
 
 
 def _architecture(revision: Revision) -> str:

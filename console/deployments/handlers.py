@@ -10,7 +10,7 @@ from console.common.states import move
 from console.deployments import services
 from console.deployments.models import RUNNING_STATES, Deployment, Instance
 from console.fleet import desired
-from console.jobs.copy_checks import store_damage, store_verification, verify_payload
+from console.jobs.copy_checks import store_damage, store_verification, trim_result, verify_payload
 from console.jobs.kinds import JobHandler, RunAgain, register
 from console.jobs.models import Job, Step
 from workers.contracts import StepKind
@@ -51,6 +51,7 @@ class BringUpHandler(JobHandler):
             self._take_port(instance, step.result["port"])
         elif step.kind == StepKind.VERIFY:
             store_verification(instance.spec.copy, step.result, job=step.job_id)
+            trim_result(step)
         elif step.kind == StepKind.WARMUP:
             self._ready(instance)
 

@@ -12,6 +12,7 @@ from console.catalog.models import Copy, File
 from console.common import live
 from console.common.errors import Refused
 from console.common.states import move
+from console.jobs.models import Step
 from console.jobs.services import PlannedStep, live_jobs
 from workers.contracts import StepKind
 from workers.step_payloads import VerifyPayload
@@ -85,6 +86,13 @@ def store_verification(copy: Copy, result: Mapping[str, Any], *, job: int | None
         move(copy, to="verified", reason=_("files are complete"))
         _store_facts(copy, result.get("details") or {}, files)
     live.changed("model", copy.revision.model_id)
+
+
+def trim_result(step: Step) -> None:
+    """The manifest stands with the copy; a second one in the ledger would only make it heavy."""
+    if step.result.get("manifest"):
+        step.result = {name: value for name, value in step.result.items() if name != "manifest"}
+        step.save(update_fields=["result"])
 
 
 def _store_facts(copy: Copy, details: Mapping[str, Any], files: list[Mapping[str, Any]]) -> None:

@@ -24,6 +24,7 @@ from console.jobs.copy_checks import (
     refuse_busy,
     store_damage,
     store_verification,
+    trim_result,
     verify_payload,
     verify_step,
 )
@@ -281,6 +282,7 @@ class FetchHandler(JobHandler):
         copy = copy_of(step.job)
         if step.kind == StepKind.VERIFY:
             store_verification(copy, step.result, job=step.job_id)
+            trim_result(step)
             return
         copy.path = str(step.result["model_path"])
         copy.size_bytes = int(step.result.get("size_bytes") or 0)

@@ -14,7 +14,14 @@ from console.common.errors import Refused
 from console.common.states import move
 from console.fleet.models import Engine, Host
 from console.jobs import services
-from console.jobs.copy_checks import refuse_busy, store_damage, store_verification, verify_payload, verify_step
+from console.jobs.copy_checks import (
+    refuse_busy,
+    store_damage,
+    store_verification,
+    trim_result,
+    verify_payload,
+    verify_step,
+)
 from console.jobs.kinds import JobHandler, register
 from console.jobs.models import Job, Step
 from console.jobs.services import PlannedStep
@@ -120,6 +127,7 @@ class VerifyHandler(JobHandler):
     def step_succeeded(self, step: Step) -> None:
         """Store the result with the copy."""
         store_verification(self._copy(step.job), step.result, job=step.job_id)
+        trim_result(step)
 
     def job_failed(self, job: Job, step: Step) -> None:
         """Store what is wrong with the copy."""

@@ -83,6 +83,8 @@ def _look_up(request: HttpRequest, sources: QuerySet[Source], hosts: QuerySet[Ho
             context |= _found(request, form, source, hosts)
         except Refused as refusal:
             context["about_token"] = getattr(refusal, "about_token", False)
+            if refusal.field == "revision":
+                context["revisions"] = lookups.revisions(source, form.repository)[:SHOWN_REVISIONS]
             field = refusal.field if refusal.field in ("q", "revision") else None
             form.add_error(field, refusal.message)
     return render(request, "catalog/_lookup.html" if wants_part(request) else "catalog/add.html", context)

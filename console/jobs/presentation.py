@@ -102,11 +102,13 @@ def waits_for(step: Step) -> str:
 
 def subject_url(job: Job) -> str:
     """Address of the page of what the job is about; empty if it has none (any more)."""
-    names = {"deployment": "deployment_detail", "instance": "instance_detail", "host": "host_detail"}
+    names = {
+        "deployment": "deployment_detail", "instance": "instance_detail", "host": "host_detail", "copy": "copy_detail"
+    }  # fmt: skip
     try:
         if job.subject_kind in names and job.subject_id:
             return reverse(names[job.subject_kind], args=[job.subject_id])
-        return {"engine": reverse("engine_list"), "copy": reverse("model_list")}.get(job.subject_kind, "")
+        return reverse("engine_list") if job.subject_kind == "engine" else ""
     except NoReverseMatch:
         return ""
 
@@ -186,7 +188,32 @@ def _preflight(result: Mapping[str, Any]) -> list[Fact]:
     ]
 
 
+def _download(result: Mapping[str, Any]) -> list[Fact]:
+    fetched, seconds = result.get("fetched_bytes") or 0, result.get("seconds") or 0
+    return [
+        Fact(_("Files"), _number(result.get("files"))),
+        Fact(_("Size"), readable_bytes(result.get("size_bytes", 0))),
+        Fact(_("Fetched"), readable_bytes(fetched)),
+        Fact(_("Rate"), _("%s/s") % readable_bytes(fetched / seconds) if fetched and seconds else "–"),
+        Fact(_("Commit"), str(result.get("commit", ""))[:12]),
+        Fact(_("Directory"), str(result.get("model_path", "")), wide=True),
+    ]
+
+
+def _delete_copy(result: Mapping[str, Any]) -> list[Fact]:
+    return [
+        Fact(_("Removed files"), _number(result.get("removed_files"))),
+        Fact(_("Freed"), readable_bytes(result.get("freed_bytes", 0))),
+        Fact(_("Directory"), str(result.get("model_path", "")), wide=True),
+    ]
+
+
 def _verify(result: Mapping[str, Any]) -> list[Fact]:
+    if result.get("unchanged"):
+        return [
+            Fact(_("Files"), _number(result.get("files"))),
+            Fact(_("Read"), _("nothing: untouched since the last verification")),
+        ]
     return [
         Fact(_("Files"), _number(result.get("files"))),
         Fact(_("Size"), readable_bytes(result.get("size_bytes", 0))),
@@ -256,6 +283,7 @@ def _demo(result: Mapping[str, Any]) -> list[Fact]:
 
 _DESCRIPTIONS: Mapping[StepKind, Callable[[Mapping[str, Any]], list[Fact]]] = {
     StepKind.PREFLIGHT: _preflight,
+    StepKind.DOWNLOAD: _download,
     StepKind.VERIFY: _verify,
     StepKind.LAUNCH: _launch,
     StepKind.LISTENING: _listening,
@@ -264,4 +292,5 @@ _DESCRIPTIONS: Mapping[StepKind, Callable[[Mapping[str, Any]], list[Fact]]] = {
     StepKind.STOP: _stop,
     StepKind.INSTALL_ENGINE: _install,
     StepKind.MAKE_DEMO_MODEL: _demo,
+    StepKind.DELETE_COPY: _delete_copy,
 }

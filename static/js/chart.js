@@ -23,12 +23,12 @@ function draw(place) {
   }));
   const axis = { gridcolor: colours.line, zerolinecolor: colours.line, linecolor: colours.line };
   const layout = {
-    margin: { l: 8, r: 16, t: 6, b: 40 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colours.dim },
     bargap: 0.3,
     ...figure.layout,
+    margin: { l: 8, r: 16, t: 6, b: 40, ...figure.layout.margin },
     xaxis: { ...axis, ...figure.layout.xaxis },
     yaxis: { ...axis, ...figure.layout.yaxis },
   };

@@ -241,6 +241,9 @@ class TestDownloads:
         fetched.refresh_from_db()
         assert fetched.state == "verified"
         assert fetched.manifest["files"] == manifest("config.json", "model.safetensors")
+        verify.refresh_from_db()
+        assert verify.result["files"] == 2
+        assert "manifest" not in verify.result  # it stands with the copy, not twice
 
     @pytest.mark.parametrize("outcome", ["failed", "cancelled"])
     def test_a_download_that_stops_leaves_an_incomplete_copy(self, operator: User, fetched: Copy, outcome: str) -> None:

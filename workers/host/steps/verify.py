@@ -108,7 +108,7 @@ def _refuse_damaged(verification: Verification, payload: Payload) -> None:
 def _fail(code: str, findings: list[Finding], next_step: str) -> None:
     first = findings[0]
     more = f" There are {len(findings) - 1} more errors." if len(findings) > 1 else ""
-    where = f"{first.file}: " if first.file else ""
+    where = f"{first.file}: " if first.file and first.file not in first.message else ""
     raise StepFailedError(
         code,
         f"{where}{first.message}{more}",
