@@ -69,6 +69,7 @@ class Downloader:
         self._pause_until = 0.0
         self._pause_reason = ""
         self._no_space = ""
+        self._sends_to_end = False
         self._repaired: list[str] = []
 
     # -- the caller's thread -----------------------------------------------------------------------------------------
@@ -241,6 +242,8 @@ class Downloader:
     def _wants_connection(self, job: Job, now: float) -> bool:
         if job.done or job.opening or job.finishing or now < job.not_before:
             return False
+        if job.active and (self._sends_to_end or not job.answered):
+            return False
         return job.part is None or job.part.has_work() or job.part.complete
 
     def _work_on(self, job: Job) -> None:
@@ -292,6 +295,9 @@ class Downloader:
     def _transfer(self, job: Job, part: PartFile, span: Span) -> None:
         etag = "" if job.started_over else part.etag
         with self._files.open(job.file, span.position, span.end, etag=etag) as answer:
+            job.answered = True
+            # Such a source would be cut off at each range's end, with bytes on their way: one connection reads it through.
+            self._sends_to_end = self._sends_to_end or answer.end > span.end
             self._compare_etag(job, part, answer.etag)
             position = answer.start
             if position > span.position:

@@ -28,6 +28,7 @@ class Job:
     blob_path: Path | None = None
     opening: bool = False
     finishing: bool = False
+    answered: bool = False
     active: int = 0
     failures: int = 0
     short_answers: int = 0

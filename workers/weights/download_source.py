@@ -32,9 +32,13 @@ _COMMIT = re.compile(r"^[0-9a-f]{40}$")
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An answer whose body begins at byte `start` of the file. `etag` is the tag of the server that sends it."""
+    """An answer with bytes `start` to `end` (exclusive) of the file, whatever was asked for.
+
+    `etag` is the tag of the server that sends it.
+    """
 
     start: int
+    end: int
     etag: str
     chunks: Iterator[bytes]
 
@@ -97,7 +101,8 @@ class FileSource:
         try:
             with self._answer(file, headers) as response:
                 answered = True
-                yield Opened(_start_of(response, file), response.headers.get("ETag", ""), response.iter_raw())
+                start, end = _range_of(response, file)
+                yield Opened(start, end, response.headers.get("ETag", ""), response.iter_raw())
         except httpx2.ReadTimeout as error:
             raise SilentError(f"the source sent nothing for {self._stall_seconds:.0f} s") from error
         except httpx2.RemoteProtocolError as error:
@@ -182,19 +187,19 @@ class FileSource:
                 self._sockets.discard(connection)
 
 
-def _start_of(response: httpx2.Response, file: HubFile) -> int:
-    """Where in the file the body begins. Raises `FileChangedError` when the whole has another size than it should."""
+def _range_of(response: httpx2.Response, file: HubFile) -> tuple[int, int]:
+    """Which bytes of the file the body has. Raises `FileChangedError` when the whole has another size than it should."""
     if response.status_code == 200:
         length = response.headers.get("Content-Length", "")
         if length.isdigit() and int(length) != file.size:
             raise FileChangedError(f"the source's {file.path} has {int(length):,} bytes, the chosen one {file.size:,}")
-        return 0
+        return 0, file.size
     match = _RANGE.match(response.headers.get("Content-Range", ""))
     if match is None:
         raise BadAnswerError(f"the source sends a part of {file.path} without saying which")
     if match[3] != "*" and int(match[3]) != file.size:
         raise FileChangedError(f"the source's {file.path} has {int(match[3]):,} bytes, the chosen one {file.size:,}")
-    return int(match[1])
+    return int(match[1]), int(match[2]) + 1
 
 
 def _first_bytes(response: httpx2.Response) -> bytes:

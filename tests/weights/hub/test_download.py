@@ -93,6 +93,18 @@ def test_it_ends_right_although(hub: Hub, repository: Repository, cache: Path, f
     assert not any("Authorization" in asked.headers for asked in on_cdn)
 
 
+@pytest.mark.parametrize("fault", [{"ignore_range_end": True}, {"no_ranges": True}])
+def test_a_source_without_proper_ranges_is_read_through_once(
+    hub: Hub, repository: Repository, cache: Path, fault: dict[str, Any]
+) -> None:
+    request = request_of(hub)
+    hub.faults = Faults(**fault)
+    done = Downloader(request, cache).run()
+    assert done.fetched == done.size
+    asked = [asked for asked in hub.requests_for_bytes if BIG in asked.path]
+    assert len(asked) == 1
+
+
 LIES: list[tuple[dict[str, Any], type[errors.HubError], str]] = [
     ({"wrong_etag": True}, errors.FileChangedError, "the chosen one is"),
     ({"wrong_size": True}, errors.FileChangedError, "bytes, the chosen one"),
