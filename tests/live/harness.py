@@ -176,14 +176,21 @@ class LiveConsole:
         return found
 
     def instance_processes(self, instance: str) -> list[int]:
-        """Processes of an instance's engine, found by its ownership token."""
+        """Processes of an instance, its shim among them: by the ownership token, or by what they write to.
+
+        vLLM's EngineCore and Worker set a process title, which overwrites the environment with the token in it.
+        """
         mark = f"SLIPWAY_INSTANCE={instance}".encode()
+        folder = str(self.home / "hosts" / "local" / "state" / "instances" / instance)
         found = []
         for directory in Path("/proc").iterdir():
-            if directory.name.isdigit():
-                with suppress(OSError):
-                    if mark in (directory / "environ").read_bytes().split(b"\0"):
-                        found.append(int(directory.name))
+            if not directory.name.isdigit() or int(directory.name) == os.getpid():
+                continue
+            with suppress(OSError):
+                links = [str((directory / link).readlink()) for link in ("cwd", "fd/1", "fd/2")]
+                marked = mark in (directory / "environ").read_bytes().split(b"\0")
+                if marked or any(link.startswith(folder) for link in links):
+                    found.append(int(directory.name))
         return found
 
     def children(self) -> dict[str, int]:
@@ -191,12 +198,15 @@ class LiveConsole:
         names = {"uvicorn": "web", "ingest": "ingest", "valkey-server": "broker", "redis-server": "broker"}
         found: dict[str, int] = {}
         assert self.process
-        for pid in self.processes():
+        # By parent, not by SLIPWAY_HOME: a broker writes its title over its environment.
+        for directory in Path("/proc").iterdir():
+            if not directory.name.isdigit():
+                continue
             with suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                if parent != self.process.pid:
+                if int((directory / "stat").read_text().rpartition(")")[2].split()[1]) != self.process.pid:
                     continue
+                pid = int(directory.name)
+                words = (directory / "cmdline").read_bytes().decode(errors="replace").split("\0")
                 line = " ".join(words)
                 if "host run" in line:
                     found["agent"] = pid
