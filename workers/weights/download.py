@@ -35,6 +35,7 @@ _MOST_SHORT_ANSWERS = 10
 _QUIET_SECONDS = 5.0
 _SPACE_TO_GO_ON = 64 << 20
 _LEAVE_SECONDS = 5.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Downloader:
@@ -262,7 +263,7 @@ class Downloader:
         try:
             if self._is_there(job):
                 return None
-            part = PartFile(job.blob, job.file.size, sha256=job.file.sha256, git_oid=job.file.git_oid)
+            part = self._new_part(job)
             if self._is_there(job):  # whoever held the lock has just finished it
                 part.discard()
                 return None
@@ -276,6 +277,15 @@ class Downloader:
             job.opening = False
         part.hash_what_is_there(self._check)
         return part
+
+    def _new_part(self, job: Job) -> PartFile:
+        while True:
+            try:
+                return PartFile(job.blob, job.file.size, sha256=job.file.sha256, git_oid=job.file.git_oid)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                self._wait_for_space(job.file.size)
 
     def _fetch(self, job: Job, part: PartFile, span: Span) -> None:
         before = span.position
@@ -346,16 +356,17 @@ class Downloader:
                 part.write(span, data)
                 self._no_space = ""
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno not in _FULL:
                     raise
                 data = data[span.position - before :]
-                self._wait_for_space(part)
+                self._wait_for_space(part.size - part.received)
             else:
                 return
 
-    def _wait_for_space(self, part: PartFile) -> None:
+    def _wait_for_space(self, missing: int) -> None:
+        """Return when there is room for a good piece of what is missing; the download says meanwhile what it waits for."""
         folder = self._store.cache
-        wanted = min(part.size - part.received, _SPACE_TO_GO_ON)
+        wanted = min(missing, _SPACE_TO_GO_ON)
         while True:
             free = free_bytes(folder)
             self._no_space = (

@@ -73,11 +73,15 @@ class PartFile:
         self._file = self._take()
         try:
             self._journal = os.open(self._journal_path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                self.etag = ""
+                self.resumed = self._load()
+            except BaseException:
+                os.close(self._journal)
+                raise
         except BaseException:
-            os.close(self._file)
+            os.close(self._file)  # with it the lock
             raise
-        self.etag = ""
-        self.resumed = self._load()
         self.received = self.resumed
         self._start_over()
 
