@@ -46,7 +46,6 @@ STEP_TITLES = {
     StepKind.INSTALL_ENGINE: _("Install engine"),
     StepKind.MAKE_DEMO_MODEL: _("Make demo model"),
     StepKind.DELETE_COPY: _("Delete files"),
-    StepKind.DELETE_COPY: _("Delete copy"),
 }
 
 
