@@ -24,11 +24,15 @@ def copy_detail(request: HttpRequest, pk: int) -> HttpResponse:
     others = Copy.objects.filter(revision__model=copy.revision.model_id).select_related(*RELATED)
     files = copy.manifest.get("files", []) if isinstance(copy.manifest, dict) else []
     held = copy.state in ("damaged", "incomplete")
+    questions = consents.questions(copy)
+    unallowed = [question.label for question in questions if question.consent is None]
     context = {
         "copy": copy,
         "shown": shown,
-        "truth": truth(shown),
-        "questions": consents.questions(copy, trusts_code=True),
+        "truth": truth(shown, unallowed),
+        "questions": questions,
+        "unallowed": unallowed,
+        "optional_questions": [one for one in consents.questions(copy, trusts_code=True) if one not in questions],
         "fallback": last_sound(copy, others) if held else None,
         "files": files[:SHOWN_FILES],
         "files_cut": len(files) > SHOWN_FILES,

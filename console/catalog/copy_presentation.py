@@ -120,6 +120,11 @@ class ShownCopy:
         return broken and revision.is_pinned and revision.model.origin_id is not None
 
     @property
+    def repair_first(self) -> bool:
+        """True if a repair is the next thing to do: not while nobody knows which files would be the right ones."""
+        return self.copy.state in ("damaged", "incomplete") and not self.sources_disagree
+
+    @property
     def verifiable(self) -> bool:
         """True if there are files that can be read."""
         return self.copy.state in ("verified", "unverified", "damaged", "incomplete") and self.job is None
@@ -193,8 +198,8 @@ def last_sound(copy: Copy, others: Iterable[Copy]) -> Copy | None:
     return sound[0] if sound else None
 
 
-def truth(shown: ShownCopy) -> str:
-    """The truth about a copy in a sentence or two."""
+def truth(shown: ShownCopy, unallowed: Sequence[str] = ()) -> str:
+    """The truth about a copy in a sentence or two. `unallowed`: code that it brings and that no admin has allowed."""
     copy = shown.copy
     if copy.state == "damaged":
         if shown.sources_disagree:
@@ -210,6 +215,10 @@ def truth(shown: ShownCopy) -> str:
         "removed": _("No longer on this host."),
     }
     text = sentences[copy.state]
+    if copy.state == "verified" and unallowed:
+        text = _("Its files are complete and right, but a launch is refused until an admin allows %(what)s.") % {
+            "what": _(" and ").join(unallowed)
+        }
     if copy.state == "verified" and shown.usage.live:
         text += " " + _("%(names)s serves from it.") % {"names": shown.usage.live_names}
     return text

@@ -192,7 +192,8 @@ class DeployForm(forms.Form):
         verified_first = Case(
             When(state="verified", then=0), When(state="unverified", then=1), default=2, output_field=IntegerField()
         )
-        copies = Copy.objects.exclude(state="removed").select_related("revision__model", "host")
+        gone = ("downloading", "incomplete", "deleting", "removed")
+        copies = Copy.objects.exclude(state__in=gone).select_related("revision__model", "host")
         self.fields["copy"].queryset = (  # type: ignore[attr-defined]
             policies.visible(user, copies, team_path="revision__model__team").order_by(
                 verified_first, "revision__model__name", "host__name"

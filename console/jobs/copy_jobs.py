@@ -63,15 +63,18 @@ def download(wish: Wish, *, hosts: Sequence[Host], actor: User, idempotency_key:
     chosen = set(wish.files) & {file.path for file in wish.facts.files}
     if not chosen:
         raise Refused(_("Choose at least one file."), field="files")
-    with transaction.atomic():
-        revision = _revision(wish, actor)
-        jobs = [_download_to(host, revision, sorted(chosen), actor, idempotency_key) for host in hosts]
-        access.record(
-            actor=actor, action="model.download", target=wish.name, target_url=f"/models/{revision.model_id}/",
-            repository=wish.facts.repository, commit=wish.facts.commit, files=len(chosen),
-            hosts=", ".join(host.name for host in hosts), source=wish.source.name,
-        )  # fmt: skip
-        live.changed("model", revision.model_id)
+    try:
+        with transaction.atomic():
+            revision = _revision(wish, actor)
+            jobs = [_download_to(host, revision, sorted(chosen), actor, idempotency_key) for host in hosts]
+            access.record(
+                actor=actor, action="model.download", target=wish.name, target_url=f"/models/{revision.model_id}/",
+                repository=wish.facts.repository, commit=wish.facts.commit, files=len(chosen),
+                hosts=", ".join(host.name for host in hosts), source=wish.source.name,
+            )  # fmt: skip
+            live.changed("model", revision.model_id)
+    except IntegrityError:
+        raise Refused(_("Someone else has just started the same download. Look at the jobs."), field="hosts") from None
     return jobs
 
 
@@ -268,7 +271,11 @@ class FetchHandler(JobHandler):
         """The verification compares with what the source published."""
         if step.kind == StepKind.VERIFY:
             return verify_payload(copy_of(step.job), launch=False)
-        return dict(step.payload)
+        payload = dict(step.payload)
+        if origin := copy_of(step.job).revision.model.origin:
+            # The token that goes along is the source's of today: it must not reach an address of yesterday.
+            payload |= {"source": origin.kind, "endpoint": origin.endpoint}
+        return payload
 
     def secrets(self, step: Step) -> dict[str, str]:
         """The source's token, for the download alone."""

@@ -16,7 +16,7 @@ from console.access import policies
 from console.access.models import User
 from console.access.policies import Action
 from console.catalog import lookups
-from console.catalog.models import Model, Source
+from console.catalog.models import Copy, Model, Source
 from console.catalog.presentation import readable_count
 from console.common.errors import Refused
 from console.common.forms import add_refusal
@@ -41,6 +41,8 @@ class ShownHost:
     chosen: bool
     free: int | None
     """Bytes free on the disk of its state directory, as its last heartbeat said; None: unknown."""
+    copy: Copy | None = None
+    """The copy of this revision that it has already."""
 
 
 @require_http_methods(["GET", "POST"])
@@ -128,6 +130,11 @@ def _shown(
     if files_chosen is not None:
         selection = selection.with_paths(files_chosen)
     rows = list(hosts)
+    found = Copy.objects.filter(
+        host__in=rows, revision__commit=facts.commit, revision__model__origin=source,
+        revision__model__repository=facts.repository, state__in=("verified", "unverified", "downloading"),
+    )  # fmt: skip
+    copies = {copy.host_id: copy for copy in found}
     return {
         "facts": facts,
         "shown_facts": _facts(facts),
@@ -138,7 +145,12 @@ def _shown(
         "chosen_bytes": selection.size,
         "pickle": any(_is_pickle(choice) for choice in selection.choices if choice.chosen),
         "shown_hosts": [
-            ShownHost(host, str(host.pk) in hosts_chosen or len(rows) == 1, host.vitals.get("disk_free"))
+            ShownHost(
+                host,
+                str(host.pk) in hosts_chosen or len(rows) == 1,
+                host.vitals.get("disk_free"),
+                copies.get(host.pk),
+            )
             for host in rows
         ],
     }

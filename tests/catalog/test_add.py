@@ -198,6 +198,25 @@ def test_a_host_that_has_the_revision_is_refused_at_its_field(
     assert list(answer.context["form"].errors) == ["hosts"]
 
 
+def test_hosts_that_have_the_revision_cant_be_chosen_again(
+    admin: User, fleet: Fleet, source: Source, answers: dict[str, Any]
+) -> None:
+    client = signed_in(admin)
+    client.post(reverse("model_add"), wish(source, fleet))
+    answer = client.get(reverse("model_add"), {"source": source.pk, "q": "Qwen/Qwen3-0.6B"})
+    (shown,) = [one for one in answer.context["shown_hosts"] if one.host == fleet.host]
+    assert shown.copy == Copy.objects.get(revision__commit=COMMIT)
+    assert reverse("copy_detail", args=[shown.copy.pk]) in answer.content.decode()
+
+
+def test_a_wrong_revision_is_answered_with_those_that_exist(
+    admin: User, fleet: Fleet, source: Source, answers: dict[str, Any]
+) -> None:
+    answers["lookup"] = RevisionNotFoundError("the hub has the repository, but not a/b at x")
+    page = signed_in(admin).get(reverse("model_add"), {"source": source.pk, "q": "a/b", "revision": "x"})
+    assert "revision=main" in page.content.decode()
+
+
 def test_a_name_that_is_taken_is_refused_at_its_field(
     admin: User, fleet: Fleet, source: Source, answers: dict[str, Any]
 ) -> None:

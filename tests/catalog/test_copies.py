@@ -266,6 +266,16 @@ class TestDownloads:
             fetched.refresh_from_db()
             assert fetched.state == "incomplete"
 
+    def test_a_token_never_goes_to_an_address_that_the_source_has_no_more(
+        self, operator: User, source: Source, fetched: Copy
+    ) -> None:
+        job = self.fetch(fetched, operator)
+        Source.objects.filter(pk=source.pk).update(endpoint="https://new.example", token=encrypt("hf_new"))
+        step = job.steps.first()
+        assert step
+        assert handler_of(job).secrets(step) == {"hub_token": "hf_new"}
+        assert handler_of(job).payload(step)["endpoint"] == "https://new.example"
+
     def test_a_directory_has_nowhere_to_be_repaired_from(self, operator: User, fleet: Fleet) -> None:
         Copy.objects.filter(pk=fleet.copy.pk).update(state="damaged")
         fleet.copy.refresh_from_db()
@@ -339,6 +349,11 @@ class TestConsent:
         payload = verify_payload(pickled, launch=True)
         assert not payload["trust_unchanged"]
         assert "weights.pickle_only" in payload["consent_needed"]
+
+    def test_the_page_says_so_and_offers_no_launch(self, admin: User, pickled: Copy) -> None:
+        page = signed_in(admin).get(reverse("copy_detail", args=[pickled.pk])).content.decode()
+        assert "a launch is refused until an admin allows pickle weights" in page
+        assert f"{reverse('deployment_add')}?copy={pickled.pk}" not in page
 
     def test_an_admins_yes_is_recorded_and_opens_the_launch(self, admin: User, fleet: Fleet, pickled: Copy) -> None:
         page = reverse("copy_allow", args=[pickled.pk, "pickle"])
