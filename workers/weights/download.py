@@ -71,6 +71,7 @@ class Downloader:
         self._pause_reason = ""
         self._no_space = ""
         self._sends_to_end = False
+        self._reading = ""
         self._repaired: list[str] = []
 
     # -- the caller's thread -----------------------------------------------------------------------------------------
@@ -184,12 +185,14 @@ class Downloader:
         for job in self._jobs:
             if self._request.repair.isdisjoint(job.paths) or not job.blob.is_file():
                 continue
+            self._reading = job.paths[0]
             if digest_of(job.blob, job.file, check) != (job.file.sha256 or job.file.git_oid):
                 job.blob.unlink()
                 self._repaired += job.paths
                 self._tell(f"{job.paths[0]} is damaged and is fetched again.")
             else:
                 self._tell(f"{job.paths[0]} is whole; it stays.")
+        self._reading = ""
 
     # -- the connections' threads ------------------------------------------------------------------------------------
 
@@ -275,7 +278,9 @@ class Downloader:
             return None
         finally:
             job.opening = False
+        self._reading = job.paths[0] if part.resumed else ""
         part.hash_what_is_there(self._check)
+        self._reading = ""
         return part
 
     def _new_part(self, job: Job) -> PartFile:
@@ -415,7 +420,10 @@ class Downloader:
         waiting = [job for job in self._jobs if not job.done]
         if held_up and len(held_up) == len(waiting):
             return held_up[0].trouble
-        if waiting and now - self._moved_at > _QUIET_SECONDS:
+        quiet = now - self._moved_at > _QUIET_SECONDS
+        if self._reading and quiet:
+            return f"{self._reading} to be read: what is there already is checked"
+        if waiting and quiet:
             return f"the source, which has sent nothing for {now - self._moved_at:.0f} s"
         return ""
 

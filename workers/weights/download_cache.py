@@ -7,6 +7,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from workers.weights.download_part import PART_ENDING, PartBusyError, discard_part
 
@@ -59,8 +60,7 @@ class RepositoryCache:
         wanted = os.path.relpath(blob, target.parent)
         if target.is_symlink() and str(target.readlink()) == wanted:
             return
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        temporary.unlink(missing_ok=True)
+        temporary = target.with_name(f".{uuid4()}")
         temporary.symlink_to(wanted)
         temporary.replace(target)
 
@@ -69,7 +69,7 @@ class RepositoryCache:
         path = self.folder / "refs" / revision
         check_relative(revision)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{uuid4()}")
         temporary.write_text(commit, encoding="ascii")
         temporary.replace(path)
 
