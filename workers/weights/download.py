@@ -13,26 +13,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workers.weights.download_cache import RepositoryCache
-from workers.weights.download_job import Job, digest_of, jobs_of, pause_after
+from workers.weights.download_job import Job, digest_of, jobs_of
 from workers.weights.download_part import PART_ENDING, PartBusyError, PartClosedError, PartFile, Span, StaleSpanError
 from workers.weights.download_rate import RateLimit
-from workers.weights.download_source import FileSource, ShortAnswerError, SilentError
+from workers.weights.download_source import FileSource, ShortAnswerError
 from workers.weights.download_space import Reservation, free_bytes, reserve
+from workers.weights.download_trouble import Trouble
 from workers.weights.download_types import Downloaded, DownloadRequest, FileProgress, Progress, StoppedError
 from workers.weights.hub_errors import (
     BadAnswerError,
     ChecksumMismatchError,
     HubError,
-    RateLimitedError,
-    UnreachableError,
 )
 
 SPAN_BYTES = 32 << 20
 _SYNC_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _BUSY_SECONDS = 0.5
-_MOST_SHORT_ANSWERS = 10
-_QUIET_SECONDS = 5.0
 _SPACE_TO_GO_ON = 64 << 20
 _LEAVE_SECONDS = 5.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -66,12 +63,8 @@ class Downloader:
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._fetched = 0
-        self._moved_at = time.monotonic()
-        self._pause_until = 0.0
-        self._pause_reason = ""
-        self._no_space = ""
         self._sends_to_end = False
-        self._reading = ""
+        self._trouble = Trouble(self._jobs, request.patience_seconds)
         self._repaired: list[str] = []
 
     # -- the caller's thread -----------------------------------------------------------------------------------------
@@ -105,7 +98,7 @@ class Downloader:
             total=sum(job.file.size * len(job.paths) for job in self._jobs),
             fetched=self._fetched,
             running=running,
-            waiting_for=self._waiting_for(),
+            waiting_for=self._trouble.waiting_for(),
         )
 
     def _run_threads(self, check: Callable[[], None], reservation: Reservation) -> None:
@@ -185,14 +178,14 @@ class Downloader:
         for job in self._jobs:
             if self._request.repair.isdisjoint(job.paths) or not job.blob.is_file():
                 continue
-            self._reading = job.paths[0]
+            self._trouble.reading = job.paths[0]
             if digest_of(job.blob, job.file, check) != (job.file.sha256 or job.file.git_oid):
                 job.blob.unlink()
                 self._repaired += job.paths
                 self._tell(f"{job.paths[0]} is damaged and is fetched again.")
             else:
                 self._tell(f"{job.paths[0]} is whole; it stays.")
-        self._reading = ""
+        self._trouble.reading = ""
 
     # -- the connections' threads ------------------------------------------------------------------------------------
 
@@ -234,7 +227,9 @@ class Downloader:
                     return None
                 now = time.monotonic()
                 ready = (
-                    [job for job in self._jobs if self._wants_connection(job, now)] if now >= self._pause_until else []
+                    [job for job in self._jobs if self._wants_connection(job, now)]
+                    if not self._trouble.pauses(now)
+                    else []
                 )
                 if ready:
                     job = min(ready, key=lambda job: job.active)
@@ -278,9 +273,9 @@ class Downloader:
             return None
         finally:
             job.opening = False
-        self._reading = job.paths[0] if part.resumed else ""
+        self._trouble.reading = job.paths[0] if part.resumed else ""
         part.hash_what_is_there(self._check)
-        self._reading = ""
+        self._trouble.reading = ""
         return part
 
     def _new_part(self, job: Job) -> PartFile:
@@ -303,7 +298,8 @@ class Downloader:
                 raise StoppedError from error
             if span.position > before:
                 job.failures = job.short_answers = 0
-            self._after_failure(job, error)
+            with self._changed:
+                self._trouble.after_failure(job, error)
         finally:
             part.release(span)
 
@@ -349,8 +345,7 @@ class Downloader:
             count = min(len(news), span.end - span.position)
             self._write(part, span, news[:count])
             news = news[count:]
-            job.failures, job.trouble = 0, ""
-            self._moved_at = time.monotonic()
+            self._trouble.over(job)
         return True
 
     def _write(self, part: PartFile, span: Span, data: memoryview) -> None:
@@ -359,7 +354,7 @@ class Downloader:
             before = span.position
             try:
                 part.write(span, data)
-                self._no_space = ""
+                self._trouble.no_space = ""
             except OSError as error:
                 if error.errno not in _FULL:
                     raise
@@ -374,7 +369,7 @@ class Downloader:
         wanted = min(missing, _SPACE_TO_GO_ON)
         while True:
             free = free_bytes(folder)
-            self._no_space = (
+            self._trouble.no_space = (
                 f"space on the disk that holds {folder}: it is full, "
                 f"{sum(job.file.size - job.received for job in self._jobs) / 1e9:.2f} GB are still to come"
             )
@@ -385,47 +380,6 @@ class Downloader:
     def _sleep_for_rate(self, count: int) -> None:
         if (delay := self._rate.delay_for(count)) > 0:
             self._sleep(delay)
-
-    # -- trouble -----------------------------------------------------------------------------------------------------
-
-    def _after_failure(self, job: Job, error: HubError) -> None:
-        """Decide when this file is tried again; raises the error when trying again can't help."""
-        if not error.temporary:
-            raise error
-        if isinstance(error, ShortAnswerError):
-            job.short_answers += 1
-            if job.short_answers >= _MOST_SHORT_ANSWERS:
-                raise error
-        now = time.monotonic()
-        if not job.failures:
-            job.trouble_since = now
-        if now - job.trouble_since > self._request.patience_seconds:
-            raise error
-        pause = pause_after(job.failures, error.retry_after)
-        with self._changed:
-            job.failures += 1
-            job.trouble = error.message
-            job.not_before = now + pause
-            if isinstance(error, RateLimitedError | UnreachableError) and not isinstance(error, SilentError):
-                self._pause_until = max(self._pause_until, job.not_before)
-                self._pause_reason = error.message
-
-    def _waiting_for(self) -> str:
-        if self._no_space:
-            return self._no_space
-        now = time.monotonic()
-        if now < self._pause_until:
-            return f"{self._pause_reason}; trying again in {self._pause_until - now:.0f} s"
-        held_up = [job for job in self._jobs if not job.done and job.not_before > now and job.trouble]
-        waiting = [job for job in self._jobs if not job.done]
-        if held_up and len(held_up) == len(waiting):
-            return held_up[0].trouble
-        quiet = now - self._moved_at > _QUIET_SECONDS
-        if self._reading and quiet:
-            return f"{self._reading} to be read: what is there already is checked"
-        if waiting and quiet:
-            return f"the source, which has sent nothing for {now - self._moved_at:.0f} s"
-        return ""
 
     # -- the end of a file -------------------------------------------------------------------------------------------
 
