@@ -45,7 +45,8 @@ class Reservation:
 
 def reserve(cache: Path, needed: int) -> Reservation:
     """Promise `needed` bytes of the disk that holds `cache`. Raises `NotEnoughSpaceError`."""
-    folder = cache / ".slipway" / "reservations"
+    # huggingface_hub takes every other folder of the cache for a repository's, and complains.
+    folder = cache / ".locks" / "slipway-reservations"
     folder.mkdir(parents=True, exist_ok=True)
     with _deciding(folder):
         promised = sum(_promises(folder))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import snapshot_download
+from huggingface_hub import scan_cache_dir, snapshot_download
 
 from tests.standin.hub import GOOD_TOKEN, OUTSIDER_TOKEN, Faults, Hub, Repository
 from tests.weights.hub.conftest import NAME, request_of
@@ -37,6 +37,9 @@ def assert_whole(snapshot: Path, repository: Repository) -> None:
 def test_the_files_lie_where_huggingface_hub_finds_them_offline(hub: Hub, repository: Repository, cache: Path) -> None:
     done = fetch(hub, cache)
     assert_whole(done.snapshot, repository)
+    scanned = scan_cache_dir(cache)
+    assert [repo.repo_id for repo in scanned.repos] == [NAME]
+    assert not scanned.warnings
     found = snapshot_download(NAME, revision="main", cache_dir=cache, local_files_only=True)
     assert Path(found) == done.snapshot
     total = sum(len(item.data) for item in repository.files.values())
@@ -294,7 +297,7 @@ def test_the_reservation_of_a_dead_process_counts_for_nothing(cache: Path, monke
         reserve(cache, 100)
         os.kill(os.getpid(), 9)
     os.waitpid(pid, 0)
-    assert list(cache.rglob("reservations/*.json"))
+    assert list(cache.rglob("slipway-reservations/*.json"))
     reserve(cache, 100).release()
 
 
