@@ -52,6 +52,13 @@ def test_an_order_without_files_takes_what_an_engine_needs(hub: Hub, bench: Benc
     assert {path.name for path in Path(finished.result["model_path"]).iterdir()} == {"config.json", "model.safetensors"}
 
 
+def test_a_repository_without_a_model_is_no_success(hub: Hub, bench: Bench) -> None:
+    repository = hub.add(NAME, {"picture.png": b"p"})
+    finished = bench.run(StepKind.DOWNLOAD, payload(hub, repository, files=[], commit="main"))
+    assert finished.failure
+    assert finished.failure.code == "hub.file_not_found"
+
+
 def test_the_token_comes_sealed_and_stands_nowhere(hub: Hub, bench: Bench) -> None:
     repository = hub.add(NAME, {"config.json": b"{}"}, gated=True)
     refused = bench.run(StepKind.DOWNLOAD, payload(hub, repository))

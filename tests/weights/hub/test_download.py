@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from huggingface_hub import scan_cache_dir, snapshot_download
 
-from tests.standin.hub import GOOD_TOKEN, OUTSIDER_TOKEN, Faults, Hub, Repository
+from tests.standin.hub import GOOD_TOKEN, OUTSIDER_TOKEN, Faults, Hub, Repository, content
 from tests.weights.hub.conftest import NAME, request_of
 from workers.weights import download, download_part, download_space
 from workers.weights import hub_errors as errors
@@ -18,8 +19,8 @@ from workers.weights.download import Downloader
 from workers.weights.download_part import PartFile
 from workers.weights.download_source import ShortAnswerError
 from workers.weights.download_space import NotEnoughSpaceError, reserve
-from workers.weights.download_types import Downloaded
-from workers.weights.hub import Source, SourceKind, lookup
+from workers.weights.download_types import Downloaded, DownloadRequest
+from workers.weights.hub import HubFile, Source, SourceKind, lookup
 
 BIG = "model-1.safetensors"
 
@@ -233,6 +234,21 @@ def test_cancelling_does_not_wait_for_a_silent_hub(hub: Hub, repository: Reposit
         downloader.run(check)
     assert time.monotonic() - begun < 10
     assert fetch(cured(hub), cache).files == len(repository.files)
+
+
+def test_a_download_can_be_cancelled_before_the_hub_has_answered_at_all(cache: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        source = Source(SourceKind.MIRROR, f"http://127.0.0.1:{mute.getsockname()[1]}")
+        file = HubFile("config.json", 2, git_oid=content(b"{}", lfs=False).git_oid)
+        begun = time.monotonic()
+
+        def check() -> None:
+            if time.monotonic() - begun > 0.5:
+                raise EnoughError
+
+        with pytest.raises(EnoughError):
+            Downloader(DownloadRequest(source, NAME, "c" * 40, (file,)), cache).run(check)
+        assert time.monotonic() - begun < 15
 
 
 def cured(hub: Hub) -> Hub:

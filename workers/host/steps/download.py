@@ -16,7 +16,7 @@ from workers.weights.download_cache import UnsafePathError, hub_cache_of
 from workers.weights.download_space import NotEnoughSpaceError
 from workers.weights.download_types import DownloadRequest, Progress
 from workers.weights.hub import HubFile, Source, SourceKind, lookup, select_files
-from workers.weights.hub_errors import HubError
+from workers.weights.hub_errors import HubError, HubFileNotFoundError
 
 __all__ = ["Payload", "run"]
 
@@ -90,6 +90,8 @@ def _request(payload: Payload, token: str) -> DownloadRequest:
         if facts.refusal is not None:
             raise facts.refusal
         files, commit = select_files(facts.files).files, facts.commit
+        if not files:
+            raise HubFileNotFoundError(f"{payload.repository} holds no file that an engine could use")
     return DownloadRequest(
         source=source,
         repository=payload.repository,
