@@ -33,8 +33,7 @@ async def running(lane: ReportSender | LogSender, redis_url: str) -> AsyncIterat
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await redis_link.end([task])
 
 
 async def until(condition: Any, seconds: float = PATIENCE) -> None:
@@ -153,6 +152,14 @@ async def test_a_frozen_broker_does_not_stop_the_loop(
         own_broker.thaw()
         await until(lambda: sorted(set(sent(own_broker, host.config.name))) == [1, 2])
     assert longest < 0.4
+
+
+async def test_a_lane_ends_whenever_it_is_told_to(host: HostUnderTest, outbox: Outbox) -> None:
+    # redis-py swallows some cancellations while it connects: an agent that trusts in one would never end.
+    for number in range(40):
+        async with asyncio.timeout(20):
+            async with running(ReportSender(host.config.name, outbox), host.config.redis_url):
+                await asyncio.sleep(number % 20 * 0.001)
 
 
 # -- logs ------------------------------------------------------------------------------------------------------------

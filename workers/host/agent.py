@@ -25,7 +25,7 @@ from workers.host.drivers.shim import ShimDriver
 from workers.host.engines import register_signature
 from workers.host.logs import LogSender
 from workers.host.outbox import Outbox
-from workers.host.redis_link import Client, keep_connected
+from workers.host.redis_link import Client, end, keep_connected
 from workers.host.reports import ReportSender
 from workers.host.step_files import StepFiles, forget_old_steps, running_steps
 from workers.host.step_runner import cancel_step
@@ -79,9 +79,7 @@ class Agent:
         tasks = [asyncio.create_task(work) for work in self._activities(supervisor, host)]
         await stopping.wait()
         logger.info("stopping; %d engines go on without an agent", supervisor.running())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(tasks)
         supervisor.close()
         await self._worker.end()
         threads.shutdown(wait=False, cancel_futures=True)

@@ -5,7 +5,7 @@ Each lane has a connection of its own, so that megabytes of log never delay a re
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
@@ -18,6 +18,7 @@ Client = redis.asyncio.Redis
 
 _TIMEOUT_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 5.0
+_CANCEL_AGAIN_SECONDS = 0.2
 
 
 def connect(redis_url: str) -> Client:
@@ -53,6 +54,18 @@ async def keep_connected(name: str, redis_url: str, session: Callable[[Client], 
             await _close(client)
         await asyncio.sleep(pause)
         pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+
+async def end(tasks: Collection["asyncio.Task[None]"]) -> None:
+    """Cancel tasks until they have ended.
+
+    Once is not enough: redis-py 8.1 sometimes swallows a cancellation that arrives while it connects, and goes on.
+    """
+    waiting = {task for task in tasks if not task.done()}
+    while waiting:
+        for task in waiting:
+            task.cancel()
+        _done, waiting = await asyncio.wait(waiting, timeout=_CANCEL_AGAIN_SECONDS)
 
 
 async def _close(client: Client) -> None:
