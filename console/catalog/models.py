@@ -16,7 +16,7 @@ COPY_STATES = StateTable(
         "unverified": "downloading verified damaged deleting removed",
         "verified": "downloading unverified damaged deleting removed",
         "damaged": "downloading unverified verified deleting removed",
-        "deleting": "removed incomplete unverified",
+        "deleting": "removed incomplete unverified verified damaged",
         "removed": "downloading unverified",
     }
 )

@@ -73,6 +73,14 @@ class DownloadForm(forms.Form):
         label=_("Files"), error_messages={"required": _("Choose at least one file.")}
     )
     license = forms.CharField(label=_("Licence"), max_length=60, required=False)
+    rate_limit_mib = forms.IntegerField(
+        label=_("Rate limit"),
+        required=False,
+        min_value=1,
+        max_value=1_000_000,
+        help_text=_("MiB/s on each host; empty: as fast as it goes."),
+        widget=forms.NumberInput(attrs={"placeholder": _("no limit")}),
+    )
     notes = forms.CharField(label=_("Notes"), required=False, widget=forms.Textarea(attrs={"rows": 2}))
     idempotency_key = forms.CharField(widget=forms.HiddenInput, initial=new_key, max_length=50)
 

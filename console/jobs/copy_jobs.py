@@ -38,6 +38,8 @@ from workers.weights.hub_types import RepositoryFacts
 DOWNLOAD_SECONDS = 7 * 24 * 3600
 """A download is slow, not stuck: the step itself fails when the source gives nothing for an hour."""
 DELETE_SECONDS = 3600
+NOTHING_REMOVED = ("path.outside", "path.not_a_copy", "copy.in_use")
+"""Codes with which a host refuses a deletion before it touches a file."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Wish:
     name: str
     license: str = ""
     notes: str = ""
+    rate_limit: int = 0
+    """Bytes per second on each host; 0: no limit."""
 
 
 def download(wish: Wish, *, hosts: Sequence[Host], actor: User, idempotency_key: str) -> list[Job]:
@@ -66,7 +70,9 @@ def download(wish: Wish, *, hosts: Sequence[Host], actor: User, idempotency_key:
     try:
         with transaction.atomic():
             revision = _revision(wish, actor)
-            jobs = [_download_to(host, revision, sorted(chosen), actor, idempotency_key) for host in hosts]
+            jobs = [
+                _download_to(host, revision, sorted(chosen), actor, idempotency_key, wish.rate_limit) for host in hosts
+            ]
             access.record(
                 actor=actor, action="model.download", target=wish.name, target_url=f"/models/{revision.model_id}/",
                 repository=wish.facts.repository, commit=wish.facts.commit, files=len(chosen),
@@ -117,7 +123,7 @@ def _revision(wish: Wish, actor: User) -> Revision:
     return revision
 
 
-def _download_to(host: Host, revision: Revision, files: list[str], actor: User, key: str) -> Job:
+def _download_to(host: Host, revision: Revision, files: list[str], actor: User, key: str, rate_limit: int) -> Job:
     _refuse_adopted(host, revision)
     copy = Copy.objects.filter(revision=revision, host=host).select_related("revision__model__origin", "host").first()
     if copy is None:
@@ -134,7 +140,9 @@ def _download_to(host: Host, revision: Revision, files: list[str], actor: User, 
         copy.selection = files
         copy.save(update_fields=["selection"])
         move(copy, to="downloading", reason=_("asked for"), actor=actor)
-    return _fetch(copy, kind="download", title=_("Download %(model)s to %(host)s"), actor=actor, key=f"{key}-{host.pk}")
+    payload = _download_payload(copy, rate_limit=rate_limit)
+    title = _("Download %(model)s to %(host)s")
+    return _fetch(copy, kind="download", title=title, actor=actor, key=f"{key}-{host.pk}", payload=payload)
 
 
 def _refuse_adopted(host: Host, revision: Revision) -> None:
@@ -166,18 +174,17 @@ def repair(copy: Copy, *, actor: User, reason: str = "") -> Job:
             files=len(bad),
         )  # fmt: skip
         live.changed("model", copy.revision.model_id)
-        return _fetch(copy, kind="repair", title=_("Repair %(model)s on %(host)s"), actor=actor, repair=bad)
+        title = _("Repair %(model)s on %(host)s")
+        return _fetch(copy, kind="repair", title=title, actor=actor, payload=_download_payload(copy, repair=bad))
 
 
-def _fetch(
-    copy: Copy, *, kind: str, title: str, actor: User, key: str | None = None, repair: Sequence[str] = ()
-) -> Job:
+def _fetch(copy: Copy, *, kind: str, title: str, actor: User, payload: dict[str, Any], key: str | None = None) -> Job:
     return services.create(
         kind=kind,
         title=title % {"model": copy.revision.model, "host": copy.host},
         host=copy.host,
         steps=[
-            PlannedStep(StepKind.DOWNLOAD, _download_payload(copy, repair), DOWNLOAD_SECONDS),
+            PlannedStep(StepKind.DOWNLOAD, payload, DOWNLOAD_SECONDS),
             verify_step(copy),
         ],
         actor=actor,
@@ -186,7 +193,7 @@ def _fetch(
     )
 
 
-def _download_payload(copy: Copy, repair: Sequence[str]) -> dict[str, Any]:
+def _download_payload(copy: Copy, *, repair: Sequence[str] = (), rate_limit: int = 0) -> dict[str, Any]:
     revision = copy.revision
     origin = revision.model.origin
     if origin is None:
@@ -205,6 +212,7 @@ def _download_payload(copy: Copy, repair: Sequence[str]) -> dict[str, Any]:
                 if not chosen or file.path in chosen
             ],
             "repair": list(repair),
+            "rate_limit": rate_limit,
         }
     ).model_dump(mode="json")
 
@@ -213,6 +221,7 @@ def delete(copy: Copy, *, actor: User, reason: str) -> Job:
     """Remove a copy's files from its host. Refused while something serves from it."""
     refuse_busy(copy)
     refuse_in_use(copy)
+    steps, before = _delete_steps(copy), copy.state
     with transaction.atomic():
         move(copy, to="deleting", reason=reason, actor=actor)
         access.record(
@@ -224,17 +233,22 @@ def delete(copy: Copy, *, actor: User, reason: str) -> Job:
             kind="delete_copy",
             title=_("Delete %(model)s from %(host)s") % {"model": copy.revision.model, "host": copy.host},
             host=copy.host,
-            steps=[
-                PlannedStep(
-                    StepKind.DELETE_COPY,
-                    DeleteCopyPayload(model_path=copy.path).model_dump(mode="json"),
-                    DELETE_SECONDS,
-                )
-            ],
+            steps=steps,
             actor=actor,
             subject=("copy", copy.pk),
             reason=reason,
+            payload={"before": before},
         )
+
+
+def _delete_steps(copy: Copy) -> list[PlannedStep]:
+    """The files, as far as a download got to a directory; and the parts, if one stopped half-way."""
+    payloads = []
+    if copy.path.startswith("/"):
+        payloads.append(DeleteCopyPayload(model_path=copy.path))
+    if copy.state == "incomplete" and copy.revision.model.repository:
+        payloads.append(DeleteCopyPayload(repository=copy.revision.model.repository, parts_only=True))
+    return [PlannedStep(StepKind.DELETE_COPY, payload.model_dump(mode="json"), DELETE_SECONDS) for payload in payloads]
 
 
 def forget(copy: Copy, *, actor: User, reason: str) -> None:
@@ -337,8 +351,10 @@ class DeleteHandler(JobHandler):
         self._end(job, "removed", job.reason)
 
     def job_failed(self, job: Job, step: Step) -> None:
-        """Some files may be gone."""
-        self._end(job, "incomplete", (step.failure or {}).get("message", ""))
+        """Some files may be gone, unless the host says that it refused to remove any."""
+        failure = step.failure or {}
+        untouched = failure.get("code") in NOTHING_REMOVED and step.position == 1
+        self._end(job, job.payload.get("before") if untouched else "incomplete", failure.get("message", ""))
 
     def job_cancelled(self, job: Job) -> None:
         """Some files may be gone: the next launch looks."""
@@ -351,10 +367,10 @@ class DeleteHandler(JobHandler):
         if copy.state != "deleting":
             move(copy, to="deleting", reason=_("retried"))
 
-    def _end(self, job: Job, state: str, reason: str) -> None:
+    def _end(self, job: Job, state: str | None, reason: str) -> None:
         copy = copy_of(job)
         if copy.state == "deleting":
-            move(copy, to=state, reason=reason)
+            move(copy, to=state or "unverified", reason=reason)
         live.changed("model", copy.revision.model_id)
 
 

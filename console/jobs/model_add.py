@@ -184,7 +184,15 @@ def _download(request: HttpRequest, actor: User, sources: QuerySet[Source], host
     form.offer(facts)
     if form.is_valid():
         data = form.cleaned_data
-        wish = copy_jobs.Wish(source, facts, data["files"], data["name"], data["license"], data["notes"])
+        wish = copy_jobs.Wish(
+            source=source,
+            facts=facts,
+            files=data["files"],
+            name=data["name"],
+            license=data["license"],
+            notes=data["notes"],
+            rate_limit=(data["rate_limit_mib"] or 0) << 20,
+        )
         try:
             jobs = copy_jobs.download(
                 wish, hosts=list(data["hosts"]), actor=actor, idempotency_key=data["idempotency_key"]

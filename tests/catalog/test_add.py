@@ -150,7 +150,7 @@ def test_a_gate_is_shown_with_the_facts_and_stops_the_download(
 def test_a_download_pins_the_commit_and_keeps_the_sources_sums(
     admin: User, fleet: Fleet, source: Source, answers: dict[str, Any]
 ) -> None:
-    answer = signed_in(admin).post(reverse("model_add"), wish(source, fleet))
+    answer = signed_in(admin).post(reverse("model_add"), wish(source, fleet, rate_limit_mib=20))
     job = Job.objects.get(kind="download")
     assert answer.headers["Location"] == reverse("job_detail", args=[job.pk])
     copy = Copy.objects.get(pk=job.about)
@@ -163,6 +163,7 @@ def test_a_download_pins_the_commit_and_keeps_the_sources_sums(
     assert [file["path"] for file in download.payload["files"]] == ["config.json", "model.safetensors"]
     assert download.payload["files"][1]["sha256"] == "b" * 64
     assert download.payload["endpoint"] == "https://hub.example"
+    assert download.payload["rate_limit"] == 20 << 20
 
 
 def test_each_chosen_host_gets_a_job_and_a_second_click_none(

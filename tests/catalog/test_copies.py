@@ -202,6 +202,23 @@ class TestUse:
         fleet.copy.refresh_from_db()
         assert fleet.copy.state == "deleting"
 
+    def test_a_host_that_refuses_leaves_the_copy_as_it_was(self, admin: User, fleet: Fleet) -> None:
+        job = copy_jobs.delete(fleet.copy, actor=admin, reason="room")
+        refusal = Failure(code="path.outside", message="nothing was removed: not ours")
+        finish(job.steps.get(), "failed", failure=refusal)
+        fleet.copy.refresh_from_db()
+        assert fleet.copy.state == "verified"
+
+    def test_of_a_download_that_stopped_the_parts_are_removed(self, admin: User, fetched: Copy) -> None:
+        Copy.objects.filter(pk=fetched.pk).update(state="incomplete", path="hub/Qwen/Qwen3-0.6B/c")
+        fetched.refresh_from_db()
+        (step,) = copy_jobs.delete(fetched, actor=admin, reason="room").steps.all()
+        assert step.payload["parts_only"]
+        assert step.payload["repository"] == "Qwen/Qwen3-0.6B"
+        finish(step, result={"freed_bytes": 10})
+        fetched.refresh_from_db()
+        assert fetched.state == "removed"
+
     def test_two_jobs_dont_work_on_one_copy(self, admin: User, fleet: Fleet) -> None:
         host_jobs.verify_copy(fleet.copy, actor=admin)
         with pytest.raises(Refused, match="still runs"):
