@@ -42,6 +42,7 @@ _REPEAT_STOP_SECONDS = 5.0
 _REPEAT_ADOPT_SECONDS = 2.0
 _RETRY_REFUSED_SECONDS = 10.0
 _SHORTEST_SECRET = 8
+_BRINGING_UP = (InstancePhase.VALIDATING, InstancePhase.WARMING)
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,9 @@ class SupervisedInstance:
             failure = self._bring_up.failure
             return Sight(InstancePhase.UNHEALTHY, state.attempt, failure.message, failure)
         if health.listening:
+            reported = self._reported
+            if reported is not None and reported.attempt == state.attempt and reported.phase in _BRINGING_UP:
+                return reported  # between two steps of a bring-up: it doesn't fall back
             return Sight(InstancePhase.LISTENING, state.attempt)
         log = self.files.log(state.attempt)
         says_something = log.exists() and log.stat().st_size > 0
