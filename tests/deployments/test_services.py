@@ -85,7 +85,10 @@ def test_a_deployment_serves_after_its_last_step(broker: redis.Redis, fleet: Fle
     endpoint = services.endpoint(deployment)
     assert endpoint
     assert endpoint.url.endswith(":18000")
-    assert unseal(fleet.private_key, ordered(broker, fleet).instances[0].sealed_environment["VLLM_API_KEY"]) == endpoint.key
+    assert (
+        unseal(fleet.private_key, ordered(broker, fleet).instances[0].sealed_environment["VLLM_API_KEY"])
+        == endpoint.key
+    )
 
 
 def test_nothing_is_ordered_before_the_files_are_verified(broker: redis.Redis, fleet: Fleet) -> None:
