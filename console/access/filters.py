@@ -6,6 +6,7 @@ import django_filters
 from django import forms
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from console.access.models import AuditEntry, User
 
@@ -34,10 +35,16 @@ class AuditFilter(django_filters.FilterSet):  # type: ignore[misc]
     )
     area = django_filters.ChoiceFilter(method="by_area", choices=AREAS, label=_("About"), empty_label=_("anything"))
     since = django_filters.DateFilter(
-        field_name="at", lookup_expr="date__gte", label=_("From"), widget=forms.DateInput(attrs={"type": "date"})
+        field_name="at",
+        lookup_expr="date__gte",
+        label=pgettext_lazy("day", "From"),
+        widget=forms.DateInput(attrs={"type": "date"}),
     )
     until = django_filters.DateFilter(
-        field_name="at", lookup_expr="date__lte", label=_("To"), widget=forms.DateInput(attrs={"type": "date"})
+        field_name="at",
+        lookup_expr="date__lte",
+        label=pgettext_lazy("day", "To"),
+        widget=forms.DateInput(attrs={"type": "date"}),
     )
     q = django_filters.CharFilter(method="by_text", label=_("Action, object or reason contains"))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
 from console.catalog.models import Copy
 from console.catalog.presentation import short_sums
@@ -18,7 +18,7 @@ _LIVE_STEPS = ("queued", "running", "cancelling", "interrupted")
 _SEVERITIES: dict[str, tuple[str | Promise, str, str]] = {
     "error": (gettext_lazy("Errors"), "alert-circle", "red"),
     "warning": (gettext_lazy("Warnings"), "alert-triangle", "amber"),
-    "info": (gettext_lazy("Notes"), "info-circle", "grey"),
+    "info": (pgettext_lazy("findings", "Notes"), "info-circle", "grey"),
 }
 
 
@@ -92,7 +92,7 @@ class ShownCopy:
             text += f" ({readable_bytes(size)})"
         if self.seconds:
             text += _(", in %(time)s") % {"time": readable_duration(self.seconds)}
-        return text + "."
+        return _("%s.") % text
 
     @property
     def checked_against(self) -> list[tuple[str, int]]:

@@ -349,7 +349,7 @@ def describe(deployment: Deployment) -> str:
         return _("Not serving: %(reason)s") % {"reason": deployment.state_reason or _("no instance is ready.")}
     if deployment.state == "stopped":
         return _("Stopped. No process runs.")
-    return str(deployment.look.word).capitalize() + "."
+    return _("%s.") % str(deployment.look.word).capitalize()
 
 
 def settle(deployment_id: int) -> None:

@@ -69,7 +69,8 @@ def truth(host: Host, *, instances: int, ready: int, crashed: int = 0) -> str:
         return text
     fallen = ngettext("%d has crashed.", "%d have crashed.", crashed) % crashed if crashed else ""
     if not instances:
-        return f"{_('Online. Nothing runs here.')} {fallen}".strip()
+        idle = _("Online. Nothing runs here.")
+        return f"{idle} {fallen}".strip()
     text = ngettext(
         "Online, with %(ready)d of %(count)d instance ready.",
         "Online, with %(ready)d of %(count)d instances ready.",

@@ -87,8 +87,9 @@ def sentence(job: Job, steps: list[Step]) -> str:
     if step is None or job.state == "queued":
         return _("Waiting to begin.")
     waiting = waits_for(step) or (step.progress.get("waiting_for", "") if step.state == "running" else "")
-    text = _("Step %(at)d of %(count)d: %(step)s") % names
-    return f"{text}, {_('waiting for')} {waiting}." if waiting else f"{text}."
+    if waiting:
+        return _("Step %(at)d of %(count)d: %(step)s, waiting for %(what)s.") % {**names, "what": waiting}
+    return _("Step %(at)d of %(count)d: %(step)s.") % names
 
 
 def waits_for(step: Step) -> str:

@@ -154,7 +154,7 @@ def _lead(deployments: list[ShownDeployment]) -> str:
         parts.append(ngettext("%d is on its way", "%d are on their way", coming) % coming)
     if unknown := len(deployments) - len(states):
         parts.append(ngettext("%d is unknown", "%d are unknown", unknown) % unknown)
-    return _("; ").join(parts) + "."
+    return _("%s.") % _("; ").join(parts)
 
 
 def _broken(deployments: list[ShownDeployment]) -> list[Trouble]:
