@@ -29,6 +29,9 @@ def test_a_killed_agents_download_goes_on_with_the_next_dispatch(
     agent.wait()
     hub.faults = Faults()
     host.start_agent()
+    # As the console does it: a new agent's first sign of life says that the step was lost. A message sent in the very
+    # moment of the kill goes to the dead worker's connection (delivery is at most once).
+    wait_for(lambda: len({beat["agent_boot"] for beat in console.heartbeats()}) == 2, what="the new agent's heartbeat")
     console.dispatch(31, StepKind.DOWNLOAD, order, fence=2)
     finished = console.finished(31, fence=2)
     assert finished["outcome"] == "succeeded"
