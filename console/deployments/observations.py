@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import structlog
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from console.common import live
 from console.common.secrets import decrypt
@@ -96,9 +97,13 @@ def observed(instance: Instance, seen: InstanceObserved) -> None:
 def attempt_started(instance: Instance, started: AttemptStarted) -> None:
     """An engine process was spawned. Attempts are never overwritten."""
     attempt, _created = Attempt.objects.get_or_create(instance=instance, number=started.number)
+    is_news = attempt.started_at is None  # an agent that adopts an engine may say it again
     attempt.pid, attempt.argv, attempt.environment = started.pid, started.argv, started.environment
     attempt.started_at = datetime.fromtimestamp(started.started_at, tz=UTC)
     attempt.save(update_fields=["pid", "argv", "environment", "started_at"])
+    if is_news and instance.state in ("ready", "unhealthy") and attempt.number > 1:
+        move(instance, to="restarting", reason=_("a new process was started"))
+        services.settle(instance.deployment_id)
     live.changed("attempt", attempt.pk)
     live.changed("instance", instance.pk)
 
@@ -106,11 +111,25 @@ def attempt_started(instance: Instance, started: AttemptStarted) -> None:
 def attempt_ended(instance: Instance, ended: AttemptEnded) -> None:
     """An engine process ended."""
     attempt, _created = Attempt.objects.get_or_create(instance=instance, number=ended.number)
+    is_news = attempt.ended_at is None
     attempt.exit_code, attempt.asked, attempt.diagnosis = ended.exit_code, ended.asked, ended.diagnosis
     attempt.ended_at = datetime.fromtimestamp(ended.ended_at, tz=UTC)
     attempt.save(update_fields=["exit_code", "asked", "diagnosis", "ended_at"])
+    if is_news:
+        _no_longer_answers(instance, attempt)
     live.changed("attempt", attempt.pk)
     live.changed("instance", instance.pk)
+
+
+def _no_longer_answers(instance: Instance, attempt: Attempt) -> None:
+    """A ready instance whose process has ended is not ready from this moment on, whatever the host says of it next."""
+    newer = instance.attempts.filter(number__gt=attempt.number).exists()
+    if instance.state in ("ready", "unhealthy") and not newer:
+        title = attempt.diagnosis.get("title") or _("its process ended with exit code %(code)s") % {
+            "code": attempt.exit_code
+        }
+        move(instance, to="restarting", reason=str(title))
+        services.settle(instance.deployment_id)
 
 
 def store_log(instance: Instance, chunk: LogChunk, data: bytes) -> Attempt:

@@ -206,6 +206,25 @@ def test_a_crash_later_is_degraded_and_ready_again_is_serving(broker: redis.Redi
     assert Deployment.objects.get(pk=instance.deployment_id).state == "serving"
 
 
+def test_an_instance_whose_process_ended_is_not_ready_even_before_its_host_says_what_it_does_next(
+    broker: redis.Redis, fleet: Fleet
+) -> None:
+    instance = serve(broker, fleet, fleet.deploy())
+    ended = {"number": 1, "exit_code": -9, "asked": False, "ended_at": 2.0, "log_bytes": 5, "diagnosis": {}}
+    take_reports(broker, fleet.host, [fleet.report(kind="attempt.ended", instance=str(instance.uuid), **ended)])
+    instance.refresh_from_db()
+    assert (instance.state, instance.deployment.state) == ("restarting", "degraded")
+    assert services.endpoint(instance.deployment) is None
+    for phase in ("loading", "ready"):
+        observe(broker, fleet, instance, phase)
+    instance.refresh_from_db()
+    assert instance.state == "ready"
+    started = {"number": 2, "pid": 9, "argv": ["vllm"], "environment": {}, "started_at": 3.0}
+    take_reports(broker, fleet.host, [fleet.report(kind="attempt.started", instance=str(instance.uuid), **started)])
+    instance.refresh_from_db()
+    assert instance.state == "restarting"
+
+
 def test_stop_is_said_only_when_the_host_has_proven_it(broker: redis.Redis, fleet: Fleet, admin: User) -> None:
     instance = serve(broker, fleet, fleet.deploy(admin))
     job = services.stop(instance.deployment, actor=admin, reason="maintenance")
