@@ -116,8 +116,8 @@ class Probe(Message):
     prompt: str = "What is the capital of France? Answer in one sentence."
     expected: str = ""
     """Text that the answer must contain (case-insensitive); empty: only sanity is checked."""
-    warmup_prompt: str = "Name the days of the week in order."
-    """Answered with a few dozen tokens: enough for a warm decode, and a small model is ready seconds earlier."""
+    warmup_prompt: str = "Say hello in one short sentence."
+    """The limit is 128 tokens, but the answer ends by itself: a small model on a CPU is ready seconds earlier."""
 
 
 class InstanceOrder(Message):
