@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import tempfile
+from pathlib import Path
 
 
 def _free_port() -> int:
@@ -18,6 +19,7 @@ atexit.register(shutil.rmtree, _home, ignore_errors=True)
 # Where the engine for live tests is cached; SLIPWAY_HOME itself is thrown away after the run.
 os.environ.setdefault("SLIPWAY_TEST_CACHE", os.environ.get("SLIPWAY_HOME", ""))
 os.environ["SLIPWAY_HOME"] = _home
+Path(_home, "console", "static").mkdir(parents=True)
 os.environ["REDIS_URL"] = f"redis://127.0.0.1:{_free_port()}/0"
 
 from console.settings import *  # noqa: E402, F403

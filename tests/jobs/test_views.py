@@ -218,17 +218,23 @@ def test_the_list_needs_the_same_few_queries_for_any_number_of_jobs(
         client.get("/jobs/")
 
 
-def test_the_list_answers_quickly_with_ten_thousand_jobs(viewer: User) -> None:
-    many(10_000)
+def test_the_list_does_not_grow_slower_with_the_number_of_jobs(viewer: User) -> None:
     client = signed_in(viewer)
-    client.get("/jobs/")
-    times = []
-    for query in ({}, {"before": 5000}, {"state": "failed"}):
-        started = time.perf_counter()
-        assert client.get("/jobs/", query).status_code == 200
-        times.append(time.perf_counter() - started)
-    # 100 ms is measured by `make bench` on a quiet machine; this guards against what grows with the number of jobs.
-    assert min(times) < 0.5
+
+    def seconds() -> float:
+        best = []
+        for query in ({}, {"before": 5000}, {"state": "failed"}):
+            started = time.perf_counter()
+            assert client.get("/jobs/", query).status_code == 200
+            best.append(time.perf_counter() - started)
+        return min(best)
+
+    many(100)
+    seconds()
+    few = seconds()
+    many(10_000)
+    # A ratio in one run; the 100 ms themselves are measured by `make bench`.
+    assert seconds() < 5 * few
 
 
 def test_the_job_page_needs_a_constant_number_of_queries(

@@ -145,7 +145,7 @@ async def test_a_log_is_sent_from_its_beginning_and_goes_on_as_it_grows(attempt:
         await sync_to_async(store)(attempt, b"third\n")
         message = await receive(socket, lambda message: "text" in message)
         assert message == {"offset": 21, "end": 27, "text": "third\n"}
-        assert time.monotonic() - started < 0.3
+        assert time.monotonic() - started < 1.5  # woken by the message: the poll alone takes 2 s
 
 
 async def test_a_lost_announcement_costs_time_but_no_line(
@@ -217,7 +217,7 @@ async def test_events_come_after_the_one_that_the_client_has(job: Job, viewer: U
         await sync_to_async(jobs.note)(job, "four")
         message = await receive(socket, lambda message: "events" in message)
         assert [(event["seq"], event["text"]) for event in message["events"]] == [(known + 1, "four")]
-        assert time.monotonic() - started < 0.5
+        assert time.monotonic() - started < 1.5  # woken by the message: the poll alone takes 2 s
 
 
 async def test_a_long_history_comes_in_order_and_complete(
