@@ -7,6 +7,7 @@ module is imported only when it is asked for, so that `slipway verify` starts wi
 import argparse
 import importlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -18,6 +19,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diagnose": ("workers.commands.diagnose", "find the root cause in a vLLM log"),
     "host": ("workers.commands.host", "run this machine as a Slipway host"),
 }
+
+
+BROKEN_PIPE = 128 + 13
+"""What a shell reports for a command that SIGPIPE has ended."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,7 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == asked:
             importlib.import_module(module).add_arguments(command)
     options = parser.parse_args(arguments)
-    code: int = importlib.import_module(COMMANDS[options.command][0]).run(options)
+    try:
+        code: int = importlib.import_module(COMMANDS[options.command][0]).run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has read enough (`slipway … | head`): no traceback, and nothing more to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     return code
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +38,20 @@ def test_offline_tools_need_no_django_no_celery_no_redis_and_no_torch(command: s
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_reader_that_has_read_enough_gets_no_traceback(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("ValueError: nothing\n" * 3)
+    command = subprocess.Popen(
+        [sys.executable, "-m", "workers.cli", "diagnose", str(log), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert command.stdout
+    assert command.stderr
+    command.stdout.close()
+    errors = command.stderr.read()
+    command.stderr.close()
+    assert command.wait(60) == 141
+    assert errors == b""
