@@ -12,7 +12,7 @@ from console.common.broker import command
 from console.fleet.models import Host
 from workers.contracts import key_prefix
 
-_RULES = [
+RULES = [
     "-@all",
     "+@read",
     "+@write",
@@ -49,6 +49,7 @@ _RULES = [
     "+client|id",
     "+info",
 ]
+"""What a host's user may do; the agent's tests run under the very same rules."""
 
 
 def user_name(host: Host) -> str:
@@ -65,7 +66,7 @@ def ensure(host: Host) -> None:
     """Create or repair the host's Redis user. Raises RedisError when the broker is away."""
     prefix = key_prefix(host.name)
     arguments = ["reset", "on", f"#{host.redis_password_sha256}", f"~{prefix}*", f"&{prefix}*"]
-    arguments += [f"&{prefix}/0.celery.pidbox", f"&{prefix}/0.celeryev/worker.*", *_RULES]
+    arguments += [f"&{prefix}/0.celery.pidbox", f"&{prefix}/0.celeryev/worker.*", *RULES]
     command("ACL", "SETUSER", user_name(host), *arguments)
     with suppress(ResponseError):
         # From Redis 7.2 on, clients announce their library; older ones don't know the subcommand.

