@@ -2,7 +2,8 @@
 
 Down, from the console: `DesiredState` (a key under the host's prefix, highest generation wins) and `StepOrder` (the
 payload of one Celery task). Up, from the agent, in three lanes: `Report`s (numbered, never dropped), `LogChunk`s (the
-attempt's file on the host is the outbox) and `Heartbeat`s (droppable). All of them are JSON, validated on receipt.
+attempt's file on the host is the outbox), `Heartbeat`s with `MetricsBatch`es (droppable). All of them are JSON, validated
+on receipt.
 
 `CONTRACT` grows with every change that an older side could misread; the console speaks `CONTRACT` and `CONTRACT - 1`.
 """
@@ -45,7 +46,7 @@ def logs_stream(host: str) -> str:
 
 
 def samples_stream(host: str) -> str:
-    """Stream of `Heartbeat`s (and later metric samples), field `json`; capped, may lose entries."""
+    """Stream of `Heartbeat`s and `MetricsBatch`es, field `json`; capped, may lose entries."""
     return f"{key_prefix(host)}samples"
 
 
@@ -382,6 +383,45 @@ class LogChunk(Message):
     data: str
     gap: int = 0
     final: bool = False
+
+
+class HistogramSample(Message):
+    """A Prometheus histogram: `counts[i]` observations were at most `bounds[i]`, `count` in all, `total` is their sum."""
+
+    bounds: list[float]
+    """Finite upper bounds, rising; the endless last bucket is `count`."""
+    counts: list[float]
+    count: float
+    total: float
+
+
+class InstanceSample(Message):
+    """What an engine's `/metrics` said at one moment, under the names of `workers.vllm.metrics.MetricsSample`.
+
+    A name that is missing means that this engine version has no such metric. Counters, histograms and counts by reason run
+    from the start of the engine's process, so a sample that is lost loses no count.
+    """
+
+    instance: UUID
+    attempt: int
+    taken_at: float
+    """Seconds on the host's steady clock: only differences between samples of one host mean something."""
+    started_at: float | None = None
+    now: dict[str, float] = {}
+    counters: dict[str, float] = {}
+    finished: dict[str, float] = {}
+    admission_rejections: dict[str, float] = {}
+    histograms: dict[str, HistogramSample] = {}
+
+
+class MetricsBatch(Message):
+    """The engines of one host at one moment. Sent every second; may be dropped, which leaves a gap."""
+
+    kind: Literal["metrics"] = "metrics"
+    contract: int = CONTRACT
+    samples: list[InstanceSample]
+    without: list[UUID] = []
+    """Instances whose engine listens and did not answer `/metrics` in time."""
 
 
 class Heartbeat(Message):

@@ -11,14 +11,14 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Annotated, Any, cast
 from uuid import UUID
 
 import structlog
 from django.db import close_old_connections, transaction
 from django.db.utils import OperationalError
 from django.utils import timezone
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -39,6 +39,7 @@ from workers.contracts import (
     InstanceObserved,
     Level,
     LogChunk,
+    MetricsBatch,
     Report,
     StepEvent,
     StepFinished,
@@ -61,6 +62,9 @@ BLOCK_MILLISECONDS = 1000
 HOSTS_REFRESH_SECONDS = 2.0
 
 StepBody = StepStarted | StepStillRunning | StepProgress | StepEvent | StepFinished
+_SAMPLE: TypeAdapter[Heartbeat | MetricsBatch] = TypeAdapter(
+    Annotated[Heartbeat | MetricsBatch, Field(discriminator="kind")]
+)
 InstanceBody = InstanceObserved | AttemptStarted | AttemptEnded
 
 
@@ -283,7 +287,8 @@ def take_samples(host: Host, contents: Iterable[str]) -> None:
     newest: Heartbeat | None = None
     for content in contents:
         try:
-            newest = Heartbeat.model_validate_json(content)
+            sample = _SAMPLE.validate_json(content)
+            newest = sample if isinstance(sample, Heartbeat) else newest
         except ValidationError as error:
             log.warning("sample not understood", host=host.name, error=str(error))
     if newest is None:

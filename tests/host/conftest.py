@@ -195,8 +195,12 @@ class Console:
         return self.wait("instance.observed", seconds, instance=str(instance), phase=phase)
 
     def heartbeats(self) -> list[dict[str, Any]]:
+        return self.samples("heartbeat")
+
+    def samples(self, kind: str) -> list[dict[str, Any]]:
         entries = self.redis.xrange(samples_stream(self.host))
-        return [json.loads(fields[b"json"]) for _id, fields in entries]
+        found = [json.loads(fields[b"json"]) for _id, fields in entries]
+        return [one for one in found if one["kind"] == kind]
 
 
 class HostUnderTest:

@@ -27,6 +27,7 @@ from workers.host.logs import LogSender
 from workers.host.outbox import Outbox
 from workers.host.redis_link import Client, end, keep_connected
 from workers.host.reports import ReportSender
+from workers.host.sampling import STREAM_LENGTH, Sampler
 from workers.host.step_files import StepFiles, forget_old_steps, running_steps
 from workers.host.step_runner import cancel_step
 from workers.host.supervised import Surroundings
@@ -38,7 +39,6 @@ from workers.host_config import HostConfig
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
-SAMPLES_LENGTH = 1_000
 _INVENTORY_SECONDS = 600.0
 _HOUSEKEEPING_SECONDS = 3600.0
 _BRING_UP_THREADS = 32
@@ -76,7 +76,8 @@ class Agent:
             threads=threads,
         )
         supervisor = Supervisor(self._desired, host)
-        tasks = [asyncio.create_task(work) for work in self._activities(supervisor, host)]
+        sampler = Sampler(self._config.name, supervisor.sampled)
+        tasks = [asyncio.create_task(work) for work in self._activities(supervisor, host, sampler)]
         await stopping.wait()
         logger.info("stopping; %d engines go on without an agent", supervisor.running())
         await end(tasks)
@@ -86,7 +87,9 @@ class Agent:
         self._outbox.close()
         self._lock.release()
 
-    def _activities(self, supervisor: Supervisor, host: Surroundings) -> list[Coroutine[Any, Any, None]]:
+    def _activities(
+        self, supervisor: Supervisor, host: Surroundings, sampler: Sampler
+    ) -> list[Coroutine[Any, Any, None]]:
         url = self._config.redis_url
         every = _repeat
         return [
@@ -97,6 +100,8 @@ class Agent:
             every(0.2, self._worker.keep_alive),
             _for_ever("reports", lambda: keep_connected("reports", url, self._reports.session)),
             _for_ever("logs", lambda: keep_connected("logs", url, self._logs.session)),
+            _for_ever("sampling", sampler.run),
+            _for_ever("samples", lambda: keep_connected("samples", url, sampler.session)),
             _for_ever("doorbell", lambda: keep_connected("doorbell", url, self._listen)),
             _for_ever(
                 "control", lambda: keep_connected("control", url, lambda client: self._control(client, supervisor))
@@ -154,7 +159,7 @@ class Agent:
         await client.xadd(
             samples_stream(self._config.name),
             {"json": heartbeat.model_dump_json()},
-            maxlen=SAMPLES_LENGTH,
+            maxlen=STREAM_LENGTH,
             approximate=True,
         )
         self._renew_parked()

@@ -34,6 +34,7 @@ from workers.host.instance_files import Attempt, InstanceFiles, ShimState
 from workers.host.launching import Launch, open_secrets, prepare_launch
 from workers.host.logs import LogSender
 from workers.host.own_bring_up import OwnBringUp
+from workers.host.sampling import Target as SampleTarget
 from workers.host_config import HostConfig
 
 logger = logging.getLogger(__name__)
@@ -116,6 +117,14 @@ class SupervisedInstance:
         """True when nothing runs and nothing is left to report."""
         busy = [self._work, self._ending]
         return not self.unfinished and all(task is None or task.done() for task in busy)
+
+    @property
+    def sampled(self) -> SampleTarget | None:
+        """Where its metrics are; None while its engine doesn't listen."""
+        order, health = self.order, self._health
+        if order is None or health is None or not health.listening or not self.unfinished:
+            return None
+        return SampleTarget(self.files.instance, health.attempt, order.port)
 
     def _read_state(self) -> None:
         try:

@@ -9,6 +9,7 @@ from uuid import UUID
 from workers.contracts import Body, Generation, UnknownInstances
 from workers.host.desired import DesiredStore
 from workers.host.instance_files import InstanceFiles
+from workers.host.sampling import Target
 from workers.host.supervised import SupervisedInstance, Surroundings
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,11 @@ class Supervisor:
     def running(self) -> int:
         """How many instances run."""
         return sum(supervised.unfinished for supervised in self._instances.values())
+
+    def sampled(self) -> list[Target]:
+        """The engines that listen."""
+        targets = (supervised.sampled for supervised in self._instances.values())
+        return [target for target in targets if target is not None]
 
     def close(self) -> None:
         """End what runs in the agent; engines go on."""
