@@ -103,22 +103,54 @@ class Generation(Message):
 
 
 class RestartPolicy(Message):
-    """How often the shim may restart an engine that had been ready: `budget` restarts within `window_seconds`."""
+    """How often the shim may restart an engine that had been ready: `budget` restarts within `window_seconds`.
+
+    An engine counts as hung, and is ended as a failure, when it has work and makes no progress for `hang_seconds`.
+    """
 
     budget: int = Field(default=3, ge=0, le=100)
     window_seconds: float = Field(default=600, gt=0)
     backoff_seconds: float = Field(default=1, ge=0)
     backoff_max_seconds: float = Field(default=60, ge=0)
+    hang_seconds: float = Field(default=120, ge=0)
+    """0: it is only shown, never ended because of it."""
+    probe_seconds: float = Field(default=60, ge=0)
+    """An idle engine is asked for one token this often; 0: never. One that works shows by its counters that it lives."""
+    probe_under_load: bool = False
+
+
+class GoldenAnswer(Message):
+    """What a sound engine answered to `question` at temperature 0; later engines are compared with it."""
+
+    question: str
+    answer: str
+    engine: str
+    """Key of the engine that answered."""
 
 
 class Probe(Message):
     """What validation asks a freshly started model, and what warm-up sends."""
 
+    mode: Literal["chat", "completions"] = "chat"
+    """`completions`: a base model without a chat template, declared as one."""
     prompt: str = "What is the capital of France? Answer in one sentence."
     expected: str = ""
     """Text that the answer must contain (case-insensitive); empty: only sanity is checked."""
+    language: str = ""
+    """BCP 47 tag of the language that the answer must be in; empty: any."""
+    repeats: int = Field(default=3, ge=1, le=10)
+    """How often the question is asked at temperature 0."""
+    declares: list[Literal["tools", "json"]] = []
+    """Interfaces beyond chat, completions and streaming that clients rely on; tools are also read from the arguments."""
+    golden: list[GoldenAnswer] = []
     warmup_prompt: str = "Say hello in one short sentence."
     """The limit is 128 tokens, but the answer ends by itself: a small model on a CPU is ready seconds earlier."""
+    warmup_prompts: list[str] = []
+    """The deployment's own prompts, sent in turn after `warmup_prompt` until the time to the first token is stable."""
+    ttft_target_seconds: float = Field(default=0, ge=0)
+    """Time to the first token that warm-up tries to reach; 0: stable is enough."""
+    warmup_seconds: float = Field(default=60, gt=0)
+    """Warm-up ends after this time and says what it reached."""
 
 
 class InstanceOrder(Message):
@@ -277,6 +309,34 @@ class InstanceObserved(Message):
     failure: Failure | None = None
 
 
+class Check(Message):
+    """One row of a validation: what was found, what is needed, how long it took, and what to do if it is not so."""
+
+    name: str
+    outcome: Literal["ok", "warning", "failed", "skipped"]
+    fact: str
+    need: str = ""
+    seconds: float = 0
+    points_at: list[str] = []
+    """Suspects, the likeliest first: weights, template, tokenizer, quantisation, engine."""
+    next: str = ""
+
+
+class InstanceChecked(Message):
+    """A process was validated, by a job's step or by the agent itself. `sound` false: it must get no traffic."""
+
+    kind: Literal["instance.checked"] = "instance.checked"
+    instance: UUID
+    attempt: int
+    engine: str
+    sound: bool
+    checks: list[Check]
+    golden: list[GoldenAnswer] = []
+    """The answers of this run, worth keeping if it is sound."""
+    warnings: list[dict[str, Any]] = []
+    """Warnings of the engine's log so far, `{line, text, meaning}`."""
+
+
 class AttemptStarted(Message):
     """An engine process was spawned. `environment` names what was set; secret values are replaced by `***`."""
 
@@ -354,6 +414,7 @@ Body: TypeAlias = Annotated[
     | InstanceObserved
     | AttemptStarted
     | AttemptEnded
+    | InstanceChecked
     | HostInventory
     | UnknownInstances,
     Field(discriminator="kind"),

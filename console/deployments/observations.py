@@ -9,12 +9,13 @@ from django.utils.translation import gettext as _
 from console.common import live
 from console.common.secrets import decrypt
 from console.common.states import move
-from console.deployments import handlers, services
+from console.deployments import golden, handlers, services
 from console.deployments.models import Attempt, Instance, Spec
 from console.fleet.models import Host
 from workers.contracts import (
     AttemptEnded,
     AttemptStarted,
+    InstanceChecked,
     InstanceObserved,
     InstanceOrder,
     InstancePhase,
@@ -61,7 +62,7 @@ def order(instance: Instance) -> InstanceOrder:
         grace_seconds=services.GRACE_SECONDS,
         start_deadline_seconds=spec.start_deadline_seconds,
         restart=RestartPolicy.model_validate(spec.restart),
-        probe=Probe.model_validate(spec.probe),
+        probe=Probe.model_validate({**spec.probe, "golden": golden.of_spec(spec)}),
     )
 
 
@@ -104,6 +105,17 @@ def attempt_started(instance: Instance, started: AttemptStarted) -> None:
     if is_news and instance.state in ("ready", "unhealthy") and attempt.number > 1:
         move(instance, to="restarting", reason=_("a new process was started"))
         services.settle(instance.deployment_id)
+    live.changed("attempt", attempt.pk)
+    live.changed("instance", instance.pk)
+
+
+def checked(instance: Instance, report: InstanceChecked) -> None:
+    """A process was validated. The rows stay with its attempt; the answers of a sound one become golden."""
+    attempt, _created = Attempt.objects.get_or_create(instance=instance, number=report.attempt)
+    attempt.validation = report.model_dump(mode="json", include={"engine", "sound", "checks", "warnings"})
+    attempt.save(update_fields=["validation"])
+    if report.sound:
+        golden.keep(instance, report.golden)
     live.changed("attempt", attempt.pk)
     live.changed("instance", instance.pk)
 

@@ -148,8 +148,8 @@ def facts(step: Step) -> list[Fact]:
 
 
 def findings(step: Step) -> list[str]:
-    """Warnings that a step found and that did not stop it."""
-    warnings = [str(text) for text in step.result.get("warnings", [])]
+    """Warnings that a step found and that did not stop it; those of a load log stand with the checks instead."""
+    warnings = [text for text in step.result.get("warnings", []) if isinstance(text, str)]
     for finding in step.result.get("findings", []):
         text = finding.get("message") or finding.get("title") or finding.get("code")
         if text:
@@ -250,7 +250,14 @@ def _warmup(result: Mapping[str, Any]) -> list[Fact]:
         Fact(_("Speed"), _rate(result.get("tokens_per_second"))),
         Fact(_("Tokens"), _number(result.get("completion_tokens"))),
         Fact(_("First request"), _duration(result.get("first_seconds"))),
+        *([Fact(_("Target"), _milliseconds(target))] if (target := result.get("target_seconds")) else []),
+        *([Fact(_("First token, in turn"), _in_turn(rounds), wide=True)] if (rounds := result.get("rounds")) else []),
     ]
+
+
+def _in_turn(rounds: Any) -> str:
+    shown = [number_format(round(1000 * seconds)) for seconds in rounds]
+    return _("%s ms") % ", ".join(shown if len(shown) < 13 else [*shown[:6], "…", *shown[-6:]])
 
 
 def _stop(result: Mapping[str, Any]) -> list[Fact]:

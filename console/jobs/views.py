@@ -14,6 +14,7 @@ from console.access.models import User
 from console.access.policies import Action
 from console.jobs import presentation, services
 from console.jobs.asking import ask
+from console.jobs.check_rows import check_rows
 from console.jobs.filters import JobFilter
 from console.jobs.models import LIVE_STATES, Event, Job, Step
 
@@ -145,6 +146,7 @@ def _describe(job: Job) -> dict[str, Any]:
             {
                 "step": step,
                 "facts": presentation.facts(step),
+                "checks": check_rows(step.result.get("checks")),
                 "findings": presentation.findings(step),
                 "waits_for": presentation.waits_for(step),
                 "evidence": presentation.evidence_lines(step.failure),

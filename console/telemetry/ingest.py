@@ -36,6 +36,7 @@ from workers.contracts import (
     AttemptStarted,
     Heartbeat,
     HostInventory,
+    InstanceChecked,
     InstanceObserved,
     Level,
     LogChunk,
@@ -65,7 +66,7 @@ StepBody = StepStarted | StepStillRunning | StepProgress | StepEvent | StepFinis
 _SAMPLE: TypeAdapter[Heartbeat | MetricsBatch] = TypeAdapter(
     Annotated[Heartbeat | MetricsBatch, Field(discriminator="kind")]
 )
-InstanceBody = InstanceObserved | AttemptStarted | AttemptEnded
+InstanceBody = InstanceObserved | AttemptStarted | AttemptEnded | InstanceChecked
 
 
 class Forged(Exception):
@@ -236,7 +237,7 @@ def _step(host: Host, body: StepBody) -> None:
 
 
 def _instance(host: Host, body: InstanceBody) -> None:
-    instance = Instance.objects.select_related("host", "deployment", "spec").filter(uuid=body.instance).first()
+    instance = Instance.objects.select_related("host", "deployment", "spec__copy").filter(uuid=body.instance).first()
     if instance is None:
         return  # deleted meanwhile
     if instance.host_id != host.pk:
@@ -245,6 +246,8 @@ def _instance(host: Host, body: InstanceBody) -> None:
         observations.observed(instance, body)
     elif isinstance(body, AttemptStarted):
         observations.attempt_started(instance, body)
+    elif isinstance(body, InstanceChecked):
+        observations.checked(instance, body)
     else:
         observations.attempt_ended(instance, body)
 

@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,18 @@ class Knobs:
     never_ready: bool = False
     hang: bool = False
     """Answer /health, but never a token."""
+    hang_on_file: str = ""
+    """Hang as soon as this file exists, and for as long as it does."""
+    no_tokenizer: bool = False
+    """Every /tokenize and every answer fails, as without tokenizer files."""
+    long_context_error: int = 0
+    """Prompts longer than this many tokens fail; 0: none."""
+    fickle: bool = False
+    """Another sane answer each time."""
+    dies_on_chat: bool = False
+    """The first chat kills EngineCore, as an unsupported head size does."""
+    busy_seconds: float = 0
+    """A prompt takes so long to be read; meanwhile the KV cache fills, and no token comes: busy, not hung."""
     answer: str = ""
     """Instead of sense: `garbage` (one token repeated), `empty`, or any other text."""
     chat_error: str = ""
@@ -89,6 +102,9 @@ class Engine:
         self.requests = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
+        self.reading = 0
+        """Prompt tokens of the prompts that are being read now, as far as they are."""
+        self.vocabulary: list[str] = []
         self.core: subprocess.Popen[bytes] | None = None
 
     def start_children(self) -> None:
@@ -105,7 +121,21 @@ class Engine:
         # Like the real one, which then ends with code 0.
         os._exit(0)
 
+    def tokens_of(self, text: str) -> list[int]:
+        """Words and the spaces between them, numbered as they come."""
+        pieces = re.findall(r"\s+|\S+", text)
+        for piece in pieces:
+            if piece not in self.vocabulary:
+                self.vocabulary.append(piece)
+        return [self.vocabulary.index(piece) for piece in pieces]
+
+    @property
+    def hangs(self) -> bool:
+        return self.knobs.hang or bool(self.knobs.hang_on_file and Path(self.knobs.hang_on_file).exists())
+
     def words(self, prompt: str) -> list[str]:
+        if self.knobs.fickle:
+            return f"The capital of France is Paris, city number {self.requests}.".split()
         if self.knobs.answer == "garbage":
             return ["the"] * 400
         if self.knobs.answer == "empty":
@@ -123,7 +153,7 @@ class Engine:
             for name, kind, value in (
                 ("vllm:num_requests_running", "gauge", float(self.running)),
                 ("vllm:num_requests_waiting", "gauge", 0.0),
-                ("vllm:kv_cache_usage_perc", "gauge", min(1.0, self.running * 0.01)),
+                ("vllm:kv_cache_usage_perc", "gauge", min(1.0, self.running * 0.01 + self.reading * 1e-5)),
                 ("vllm:prompt_tokens_total", "counter", float(self.prompt_tokens)),
                 ("vllm:generation_tokens_total", "counter", float(self.generation_tokens)),
                 ("vllm:request_success_total", "counter", float(self.requests)),
@@ -169,16 +199,24 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
-        if self.path == "/tokenize":
-            text = body.get("prompt") or _prompt_of(body)
-            tokens = list(range(len(text.split())))
-            self._json(
-                200, {"count": len(tokens), "max_model_len": self.engine.options.max_model_len, "tokens": tokens}
-            )
+        if self.path in ("/tokenize", "/detokenize"):
+            self._tokenizer(body)
         elif self.path not in ("/v1/chat/completions", "/v1/completions"):
             self._json(404, {"detail": "Not Found"})
         elif self._allowed() and self._known(body):
             self._complete(body, chat="chat" in self.path)
+
+    def _tokenizer(self, body: dict) -> None:
+        engine = self.engine
+        if engine.knobs.no_tokenizer or (engine.knobs.chat_error and "messages" in body):
+            message = engine.knobs.chat_error or "no tokenizer"
+            self._json(400, {"error": {"message": message, "type": "BadRequestError", "code": 400}})
+        elif self.path == "/detokenize":
+            self._json(200, {"prompt": "".join(engine.vocabulary[token] for token in body["tokens"])})
+        else:
+            text = f"<user>\n{_prompt_of(body)}\n<assistant>\n" if "messages" in body else body.get("prompt", "")
+            tokens = engine.tokens_of(text)
+            self._json(200, {"count": len(tokens), "max_model_len": engine.options.max_model_len, "tokens": tokens})
 
     def _allowed(self) -> bool:
         if not self.engine.key or self.headers.get("Authorization") == f"Bearer {self.engine.key}":
@@ -191,16 +229,26 @@ class Handler(BaseHTTPRequestHandler):
             message = f"The model `{body['model']}` does not exist."
             self._json(404, {"error": {"message": message, "type": "NotFoundError", "code": 404}})
             return False
-        if self.engine.knobs.chat_error:
-            error = {"message": self.engine.knobs.chat_error, "type": "BadRequestError", "code": 400}
-            self._json(400, {"error": error})
+        refused = ""
+        if "messages" in body and self.engine.knobs.chat_error:
+            refused = self.engine.knobs.chat_error
+        limit = self.engine.knobs.long_context_error
+        if limit and isinstance(body.get("prompt"), list) and len(body["prompt"]) > limit:
+            refused = "the KV cache is full"
+        if refused:
+            self._json(400, {"error": {"message": refused, "type": "BadRequestError", "code": 400}})
+        elif "messages" in body and self.engine.knobs.dies_on_chat and self.engine.core:
+            self.engine.core.kill()
+            time.sleep(0.2)
+            self._json(500, {"error": {"message": "EngineCore encountered an issue", "code": 500}})
             return False
-        return True
+        return not refused
 
     def _complete(self, body: dict, *, chat: bool) -> None:
         engine = self.engine
-        prompt = _prompt_of(body) if chat else str(body.get("prompt", ""))
-        words = engine.words(prompt)
+        given = body.get("prompt", "")
+        prompt = _prompt_of(body) if chat else given if isinstance(given, str) else " ".join(map(str, given))
+        words = self._special_answer(body) or engine.words(prompt)
         limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or 4096)
         sent = words[:limit]
         finish = "length" if len(words) > limit else "stop"
@@ -208,23 +256,43 @@ class Handler(BaseHTTPRequestHandler):
         usage["total_tokens"] = sum(usage.values())
         engine.running += 1
         try:
-            while engine.knobs.hang:
+            while engine.hangs:
                 time.sleep(0.1)
+            self._read_prompt()
             if body.get("stream"):
                 self._stream(body, sent, finish, usage, chat=chat)
             else:
                 time.sleep(engine.knobs.token_seconds * len(sent))
-                self._whole(sent, finish, usage, chat=chat)
+                self._whole(sent, finish, usage, chat=chat, tools=body.get("tools"))
         finally:
             engine.running -= 1
         engine.requests += 1
         engine.prompt_tokens += usage["prompt_tokens"]
         engine.generation_tokens += len(sent)
 
-    def _whole(self, words: list[str], finish: str, usage: dict, *, chat: bool) -> None:
+    def _read_prompt(self) -> None:
+        end = time.monotonic() + self.engine.knobs.busy_seconds
+        read = 0
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            read += 64
+            self.engine.reading += 64
+        self.engine.reading -= read
+
+    def _special_answer(self, body: dict) -> list[str]:
+        """What a schema or a tool asks for."""
+        if body.get("response_format", {}).get("type") == "json_schema":
+            return ['{"city": "Paris", "country": "France"}']
+        return []
+
+    def _whole(self, words: list[str], finish: str, usage: dict, *, chat: bool, tools: list | None) -> None:
         text = " ".join(words)
         choice = {"index": 0, "finish_reason": finish}
-        choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        message: dict = {"role": "assistant", "content": text}
+        if tools:
+            call = {"name": tools[0]["function"]["name"], "arguments": '{"city": "Paris"}'}
+            message = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]}
+        choice |= {"message": message} if chat else {"text": text}
         kind = "chat.completion" if chat else "text_completion"
         answer = {"id": self._id(chat=chat), "object": kind, "created": int(time.time())}
         self._json(200, answer | {"model": self.engine.names[0], "choices": [choice], "usage": usage})

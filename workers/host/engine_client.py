@@ -4,11 +4,13 @@ import json
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx2
 
 from workers.host.launching import LISTEN_ADDRESS
+
+Mode = Literal["chat", "completions"]
 
 
 class EngineError(Exception):
@@ -21,13 +23,17 @@ class EngineError(Exception):
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """One chat completion. Times in seconds from the request; `completion_tokens` as the engine counts them."""
+    """One answer. Times in seconds from the request; `completion_tokens` as the engine counts them."""
 
     text: str
     finish_reason: str | None
     completion_tokens: int | None
     seconds: float
     ttft_seconds: float | None = None
+    thinking: bool = False
+    """True if the text is a reasoning that has not come to an answer."""
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    """`{name, arguments}` of each call, as the engine gave them."""
 
 
 class EngineClient:
@@ -62,11 +68,12 @@ class EngineClient:
         content = self._checked(self._send("GET", "/v1/models"))
         return {model["id"]: model for model in content.get("data", [])}
 
-    def chat(self, model: str, prompt: str, *, max_tokens: int) -> ChatAnswer:
-        """One chat completion at temperature 0, as a whole. Raises `EngineError`."""
+    def chat(self, model: str, prompt: str, *, max_tokens: int, **more: Any) -> ChatAnswer:
+        """One chat completion at temperature 0, as a whole; `more` goes into the request. Raises `EngineError`."""
         began = time.monotonic()
-        body = self._body(model, prompt, max_tokens)
-        content = self._checked(self._send("POST", "/v1/chat/completions", body))
+        content = self._checked(
+            self._send("POST", "/v1/chat/completions", self._body(model, prompt, max_tokens, "chat") | more)
+        )
         choice = (content.get("choices") or [{}])[0]
         message = choice.get("message") or {}
         return ChatAnswer(
@@ -74,15 +81,37 @@ class EngineClient:
             finish_reason=choice.get("finish_reason"),
             completion_tokens=(content.get("usage") or {}).get("completion_tokens"),
             seconds=time.monotonic() - began,
+            thinking=not message.get("content") and bool(message.get("reasoning") or message.get("reasoning_content")),
+            tool_calls=tuple(call.get("function") or {} for call in message.get("tool_calls") or []),
         )
 
-    def stream_chat(self, model: str, prompt: str, *, max_tokens: int) -> ChatAnswer:
-        """One chat completion at temperature 0, streamed, so that the time to the first token is known."""
+    def complete(self, model: str, prompt: str | list[int], *, max_tokens: int, **more: Any) -> ChatAnswer:
+        """One text completion at temperature 0; `prompt` may be token ids. Raises `EngineError`."""
         began = time.monotonic()
-        body = self._body(model, prompt, max_tokens) | {"stream": True, "stream_options": {"include_usage": True}}
+        body = self._body(model, prompt, max_tokens, "completions") | more
+        content = self._checked(self._send("POST", "/v1/completions", body))
+        choice = (content.get("choices") or [{}])[0]
+        return ChatAnswer(
+            text=choice.get("text") or "",
+            finish_reason=choice.get("finish_reason"),
+            completion_tokens=(content.get("usage") or {}).get("completion_tokens"),
+            seconds=time.monotonic() - began,
+        )
+
+    def ask(self, model: str, prompt: str, *, max_tokens: int, mode: Mode) -> ChatAnswer:
+        """Ask as the deployment's clients do: a chat message, or a text to go on with. Raises `EngineError`."""
+        work = self.chat if mode == "chat" else self.complete
+        return work(model, prompt, max_tokens=max_tokens)
+
+    def stream(self, model: str, prompt: str, *, max_tokens: int, mode: Mode = "chat") -> ChatAnswer:
+        """The same at temperature 0, streamed, so that the time to the first token is known. Raises `EngineError`."""
+        began = time.monotonic()
+        path = "/v1/chat/completions" if mode == "chat" else "/v1/completions"
+        body = self._body(model, prompt, max_tokens, mode)
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
         text, finish, tokens, first, pieces = "", None, None, None, 0
         try:
-            with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+            with self._http.stream("POST", path, json=body) as response:
                 if response.status_code != httpx2.codes.OK:
                     response.read()
                     self._checked(response)
@@ -92,7 +121,7 @@ class EngineClient:
                     event = json.loads(line.removeprefix("data:"))
                     tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
                     for choice in event.get("choices") or []:
-                        piece = _piece_of(choice.get("delta") or {})
+                        piece = _piece_of(choice)
                         if piece and first is None:
                             first = time.monotonic() - began
                         pieces += bool(piece)
@@ -101,6 +130,21 @@ class EngineClient:
         except (httpx2.HTTPError, ValueError) as error:
             raise EngineError(f"the engine broke off its answer: {type(error).__name__}") from error
         return ChatAnswer(text, finish, pieces if tokens is None else tokens, time.monotonic() - began, first)
+
+    def tokenize(self, model: str, text: str, *, as_chat: bool) -> list[int]:
+        """Token ids of a text as it is, or of the prompt that the chat template makes of it. Raises `EngineError`."""
+        what: dict[str, Any] = {"prompt": text, "add_special_tokens": False}
+        if as_chat:
+            what = {"messages": [{"role": "user", "content": text}], "add_generation_prompt": True}
+        tokens = self._checked(self._send("POST", "/tokenize", {"model": model, **what})).get("tokens")
+        if not isinstance(tokens, list):
+            raise EngineError("/tokenize answered without tokens")
+        return tokens
+
+    def detokenize(self, model: str, tokens: list[int]) -> str:
+        """The text of token ids. Raises `EngineError`."""
+        content = self._checked(self._send("POST", "/detokenize", {"model": model, "tokens": tokens}))
+        return str(content.get("prompt", ""))
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
         try:
@@ -121,10 +165,14 @@ class EngineClient:
         raise EngineError(f"{response.url.path} answered {response.status_code}: {said}", response.status_code)
 
     @staticmethod
-    def _body(model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
-        messages = [{"role": "user", "content": prompt}]
-        return {"model": model, "messages": messages, "temperature": 0, "max_tokens": max_tokens}
+    def _body(model: str, prompt: str | list[int], max_tokens: int, mode: Mode) -> dict[str, Any]:
+        asked: dict[str, Any] = {"prompt": prompt}
+        if mode == "chat":
+            asked = {"messages": [{"role": "user", "content": prompt}]}
+        return {"model": model, **asked, "temperature": 0, "max_tokens": max_tokens}
 
 
-def _piece_of(delta: dict[str, Any]) -> str:
-    return delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content") or ""
+def _piece_of(choice: dict[str, Any]) -> str:
+    delta = choice.get("delta") or {}
+    piece = choice.get("text") or delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content")
+    return str(piece or "")

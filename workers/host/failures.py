@@ -12,6 +12,8 @@ class StepFailedError(Exception):
         self, code: str, message: str, *, next_step: str = "", evidence: list[dict[str, Any]] | None = None
     ) -> None:
         super().__init__(message)
+        self.result: dict[str, Any] = {}
+        """What the step found before it failed, in the form of its result; empty if it has nothing to show."""
         self.failure = Failure(code=code, message=message, next=next_step, evidence=evidence or [])
 
     @classmethod

@@ -6,6 +6,7 @@
     refused.json             why a start was not even tried
     attempts/NNNN/bring-up.json   how far bring-up is with this process
     attempts/NNNN/reported.json   which reports about this attempt have been written to the outbox
+    attempts/NNNN/validation.json  the rows of its last validation, and its number
     attempts/NNNN/log-sent   the console has this log to its end
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from workers.contracts import Failure, InstanceOrder, InstancePhase
+from workers.contracts import Check, Failure, GoldenAnswer, InstanceOrder, InstancePhase
 from workers.host.files import read_json, write_json
 from workers.host.processes import boot_id, is_alive
 from workers.host.shim import UNFINISHED
@@ -174,6 +175,26 @@ class InstanceFiles:
         directory = self.attempt_directory(number)
         if directory.is_dir():
             write_json(directory / "bring-up.json", {"phase": phase})
+
+    def write_validation(
+        self,
+        number: int,
+        *,
+        sound: bool,
+        checks: list[Check],
+        golden: list[GoldenAnswer],
+        warnings: list[dict[str, Any]],
+    ) -> None:
+        """Keep the report of a validation with its attempt."""
+        path = self.attempt_directory(number) / "validation.json"
+        if path.parent.is_dir():
+            report = {"sound": sound, "warnings": warnings}
+            rows = {"checks": [row.model_dump() for row in checks], "golden": [one.model_dump() for one in golden]}
+            write_json(path, {"run": (self.validation(number) or {}).get("run", 0) + 1, **report, **rows})
+
+    def validation(self, number: int) -> dict[str, Any] | None:
+        """The report of an attempt's last validation: run (counted from 1), sound, checks, golden, warnings."""
+        return self._read(self.attempt_directory(number) / "validation.json")
 
     def mark_ready(self, *, start: int, attempt: int) -> None:
         """Say that this process passed validation and warm-up; from now on the shim restarts it by policy."""

@@ -8,10 +8,13 @@ from concurrent.futures import Executor, Future
 from typing import TypeVar
 
 from workers.contracts import Failure, Level
-from workers.host.bring_up import Target, validate, wait_until_listening, warm_up
+from workers.host.bring_up import Target, wait_until_listening
 from workers.host.drivers import EngineDriver
 from workers.host.failures import StepCancelledError, StepFailedError
 from workers.host.step_context import POLL_SECONDS, Unit
+from workers.host.validation import validate
+from workers.host.validation_checks import CHECKS, depth_of
+from workers.host.warming import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +99,8 @@ class OwnBringUp:
             self._progress = OwnProgress(self._deadline_seconds)
         try:
             wait_until_listening(self._target, self._progress)
-            validate(self._target, self._progress)
+            depth = depth_of(start=self._target.start, ready_start=self._target.files.ready_start())
+            validate(self._target, self._progress, CHECKS, depth)
             warm_up(self._target, self._progress)
         except StepCancelledError:
             return

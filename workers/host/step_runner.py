@@ -143,7 +143,7 @@ def _run(order: StepOrder, config: HostConfig, files: StepFiles, report: Report)
     except StepCancelledError:
         outcome = {"outcome": "cancelled"}
     except StepFailedError as error:
-        outcome = {"outcome": "failed", "failure": error.failure}
+        outcome = {"outcome": "failed", "failure": error.failure, "result": error.result}
     except Exception as error:
         # The traceback may quote secrets and belongs to whoever runs the host; people get one sentence.
         logger.exception("step %d (%s) crashed", order.step, order.kind)

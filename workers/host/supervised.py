@@ -18,6 +18,7 @@ from workers.contracts import (
     Body,
     Failure,
     Generation,
+    InstanceChecked,
     InstanceObserved,
     InstanceOrder,
     InstancePhase,
@@ -89,6 +90,7 @@ class SupervisedInstance:
         self._seen_attempt: int | None = None
         self._reported: Sight | None = None
         self._causes: dict[int, Failure] = {}
+        self._validation_told: tuple[int, int] | None = None
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
@@ -198,6 +200,7 @@ class SupervisedInstance:
     def observe(self, generation: Generation | None) -> None:
         """Report attempts and phase as far as they are new."""
         self.tell_attempts()
+        self._tell_validation()
         self._watch_running()
         if self._ending is not None and not self._ending.done():
             return  # the cause of an end is told before the phase that follows from it
@@ -357,6 +360,24 @@ class SupervisedInstance:
                 return
             number += 1
         self._next_attempt, self._told_at = number, changed_at
+
+    def _tell_validation(self) -> None:
+        """Report the validation of the running attempt when there is a newer one than was reported."""
+        state, order = self.state, self.order
+        report = self.files.validation(state.attempt) if state is not None else None
+        if state is None or order is None or report is None or self._validation_told == (state.attempt, report["run"]):
+            return
+        self._validation_told = (state.attempt, report["run"])
+        told = self.files.attempt_directory(state.attempt) / "validation-told.json"
+        if (read_json(told) or {}).get("run") == report["run"]:
+            return  # by an agent before this one
+        fields = {name: report[name] for name in ("sound", "checks", "golden", "warnings")}
+        self._host.report(
+            InstanceChecked.model_validate(
+                {"instance": self.files.instance, "attempt": state.attempt, "engine": order.engine, **fields}
+            )
+        )
+        write_json(told, {"run": report["run"]})
 
     def _first_unreported(self) -> int:
         for number in self.files.attempt_numbers():

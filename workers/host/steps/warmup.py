@@ -1,9 +1,9 @@
-"""Warm-up: one token, then 128, so that the first real request finds everything compiled and cached."""
+"""Warm-up: requests until the first token comes evenly, so that the first real one finds all compiled and cached."""
 
-from workers.host import bring_up
 from workers.host.bring_up import Target
 from workers.host.instance_files import InstanceFiles
 from workers.host.step_context import StepContext
+from workers.host.warming import warm_up
 from workers.step_payloads import WarmupPayload as Payload
 from workers.step_payloads import WarmupResult
 
@@ -13,4 +13,4 @@ __all__ = ["Payload", "run"]
 def run(context: StepContext, payload: Payload) -> WarmupResult:
     """Return how fast it was; afterwards the instance is ready."""
     files = InstanceFiles.of(context.config.state_dir, payload.instance)
-    return bring_up.warm_up(Target(files, payload.start, context.config.private_key), context)
+    return warm_up(Target(files, payload.start, context.config.private_key), context)

@@ -1,0 +1,193 @@
+"""Validation of a real process that speaks the engine's interface: what passes, what doesn't, and what it is blamed on."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.host.conftest import HostUnderTest, make_host, wait_for
+from workers.contracts import InstanceOrder, Level
+from workers.host.bring_up import Target, wait_until_listening
+from workers.host.drivers.shim import ShimDriver
+from workers.host.engines import find_engine
+from workers.host.failures import StepFailedError
+from workers.host.launching import prepare_launch
+from workers.host.own_bring_up import OwnProgress
+from workers.host.validation import Depth, validate
+from workers.host.validation_checks import CHECKS, depth_of
+from workers.host.warming import is_stable, warm_up
+from workers.step_payloads import ValidateResult
+
+NAMES = [
+    "tokenizer", "template", "question", "golden", "lengths", "repeats", "completions", "streaming", "tools", "json"
+]  # fmt: skip
+
+
+class Noted(OwnProgress):
+    """Keeps what is told."""
+
+    def __init__(self) -> None:
+        super().__init__(60)
+        self.events: list[str] = []
+
+    def event(self, text: str, level: Level = Level.INFO) -> None:
+        self.events.append(text)
+
+
+class Examined:
+    """One engine under a shim, without an agent."""
+
+    def __init__(self, host: HostUnderTest, knobs: dict[str, Any], **changes: Any) -> None:
+        self.order: InstanceOrder = host.order(model_path=str(host.model("examined", **knobs)), **changes)
+        self.files = host.files(self.order)
+        config = host.config
+        launch = prepare_launch(self.order, find_engine(config.engines_dir, "standin"), config.private_key, os.environ)
+        self.files.write_order(self.order, launch.spec)
+        ShimDriver().start(self.files, launch)
+        wait_for(self.files.state)
+        self.target = Target(self.files, 1, config.private_key)
+        self.progress = Noted()
+        wait_until_listening(self.target, self.progress)
+
+    def validate(self, depth: Depth = "full") -> ValidateResult:
+        return validate(self.target, self.progress, CHECKS, depth)
+
+    def refused(self) -> StepFailedError:
+        with pytest.raises(StepFailedError) as caught:
+            self.validate()
+        return caught.value
+
+    def outcomes(self) -> dict[str, str]:
+        report = self.files.validation(1)
+        assert report
+        return {row["name"]: row["outcome"] for row in report["checks"]}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[HostUnderTest]:
+    class NoBroker:
+        def add_host(self, name: str) -> str:
+            return f"redis://{name}@127.0.0.1:1/0"
+
+    made = make_host(tmp_path, NoBroker())  # type: ignore[arg-type]
+    yield made
+    made.end()
+
+
+def test_a_sound_engine_passes_every_check_in_order(host: HostUnderTest) -> None:
+    probe = {"expected": "Paris", "language": "en", "declares": ["tools", "json"]}
+    examined = Examined(host, {}, probe=probe)
+    result = examined.validate()
+    assert [row.name for row in result.checks] == NAMES
+    assert {row.name: row.outcome for row in result.checks} == dict.fromkeys(NAMES, "ok") | {"golden": "skipped"}
+    assert all(row.need and row.fact for row in result.checks)
+    assert "Paris" in result.answer
+    lengths = next(row.fact for row in result.checks if row.name == "lengths")
+    assert "4,094 tokens" in lengths
+    report = examined.files.validation(1)
+    assert report
+    assert report["golden"] == [{"question": examined.order.probe.prompt, "answer": result.answer, "engine": "standin"}]
+
+
+def test_after_a_restart_only_the_brief_checks_are_done(host: HostUnderTest) -> None:
+    assert depth_of(start=2, ready_start=2) == "brief"
+    assert depth_of(start=2, ready_start=1) == depth_of(start=1, ready_start=None) == "full"
+    result = Examined(host, {}).validate("brief")
+    assert [row.name for row in result.checks] == ["tokenizer", "template", "question", "golden"]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "probe", "code", "suspect", "last"),
+    [
+        ({"no_tokenizer": True}, {}, "tokenizer.missing", "tokenizer", "tokenizer"),
+        ({"chat_error": "no chat template is set"}, {}, "chat_template.missing", "template", "template"),
+        ({"answer": "garbage"}, {}, "answer.repeated_token", "weights", "question"),
+        ({"answer": "empty"}, {}, "answer.empty", "template", "question"),
+        ({"answer": "Lyon is it."}, {"expected": "Paris"}, "answer.unexpected_answer", "weights", "question"),
+        ({"answer": "�� is the �"}, {}, "answer.replacement_characters", "tokenizer", "question"),
+        ({"answer": "Das ist die Stadt und der Fluss ist mit dem Zug"}, {"language": "zh"}, "answer.wrong_language",
+         "template", "question"),
+        ({"long_context_error": 1000}, {}, "validate.context_fails", "engine", "lengths"),
+    ],
+    ids=["no tokenizer", "no template", "garbage", "empty", "not expected", "broken characters", "wrong language",
+         "long prompts fail"],
+)  # fmt: skip
+def test_what_is_not_sound_is_refused_with_a_suspect_and_the_next_check(
+    host: HostUnderTest, knobs: dict[str, Any], probe: dict[str, Any], code: str, suspect: str, last: str
+) -> None:
+    examined = Examined(host, knobs, probe=probe)
+    error = examined.refused()
+    assert error.failure.code == code
+    assert suspect in error.failure.message
+    assert error.failure.next
+    rows = error.result["checks"]
+    judged = [row for row in rows if row["name"] != "files"]
+    assert [row["name"] for row in judged] == NAMES[: NAMES.index(last) + 1]
+    assert judged[-1]["outcome"] == "failed"
+    assert suspect in judged[-1]["points_at"]
+    assert (rows[-1]["name"] == "files") == (suspect != "engine")
+    assert examined.outcomes()[last] == "failed"
+    assert examined.files.ready_attempt() is None
+
+
+def test_an_answer_that_never_ends_is_refused(host: HostUnderTest) -> None:
+    words = " ".join(f"stone{number} and river{number * 7}" for number in range(900))
+    error = Examined(host, {"answer": words}).refused()
+    assert error.failure.code == "answer.not_stopped"
+    assert "template" in error.failure.message
+
+
+def test_an_engine_that_the_first_chat_kills_fails_with_that_death(host: HostUnderTest) -> None:
+    error = Examined(host, {"dies_on_chat": True}).refused()
+    assert "the engine ended" in error.failure.message
+
+
+def test_answers_that_differ_at_temperature_0_are_a_warning_with_its_reason(host: HostUnderTest) -> None:
+    examined = Examined(host, {"fickle": True})
+    row = next(row for row in examined.validate().checks if row.name == "repeats")
+    assert (row.outcome, "batch-invariant" in row.fact) == ("warning", True)
+    assert "VLLM_BATCH_INVARIANT" in row.next
+
+
+def test_a_golden_answer_of_another_engine_is_compared(host: HostUnderTest) -> None:
+    kept = {"question": "Where?", "answer": "The sea lies quite flat before the harbour.", "engine": "vllm-0.20.2"}
+    row = next(
+        row for row in Examined(host, {}, probe={"prompt": "Where?", "golden": [kept]}).validate("brief").checks
+        if row.name == "golden"
+    )  # fmt: skip
+    assert row.outcome == "warning"
+    assert "vllm-0.20.2 answered" in row.fact
+    assert "different after 3 words" in row.fact
+
+
+def test_a_base_model_that_is_declared_as_one_is_validated_by_completions(host: HostUnderTest) -> None:
+    examined = Examined(host, {"chat_error": "no chat template"}, probe={"mode": "completions", "expected": "Paris"})
+    rows = {row.name: row for row in examined.validate().checks}
+    assert rows["template"].outcome == "skipped"
+    assert rows["question"].outcome == "ok"
+    assert warm_up(examined.target, examined.progress).stable
+
+
+def test_warm_up_goes_on_until_the_first_token_comes_evenly(host: HostUnderTest) -> None:
+    prompts = ["First question of ours?", "Second question of ours?", "Third?", "Fourth?"]
+    examined = Examined(host, {}, probe={"warmup_prompts": prompts, "ttft_target_seconds": 5})
+    result = warm_up(examined.target, examined.progress)
+    assert result.stable
+    assert len(result.rounds) >= 1 + len(prompts)
+    assert (result.target_seconds, examined.progress.events) == (5, [])
+    assert examined.files.ready_attempt() == 1
+
+
+def test_warm_up_that_misses_its_target_says_what_it_reached(host: HostUnderTest) -> None:
+    examined = Examined(host, {"token_seconds": 0.03}, probe={"ttft_target_seconds": 0.001})
+    result = warm_up(examined.target, examined.progress)
+    assert result.ttft_seconds > 0.001
+    assert "the target is 1 ms" in examined.progress.events[0]
+
+
+def test_stability_is_about_the_last_times() -> None:
+    assert is_stable([4.0, 0.5, 0.051, 0.050, 0.052])
+    assert not is_stable([0.05, 0.05, 0.2])
+    assert not is_stable([0.05, 0.05])

@@ -1,0 +1,123 @@
+"""The interfaces that clients use: completions, streaming, and tools and JSON where they are declared."""
+
+import json
+from typing import Any
+
+from workers.host.engine_client import EngineError
+from workers.host.validation import CheckFailedError, Found, Subject
+from workers.vllm.answer_comparison import compare_answers
+from workers.vllm.sanity import judge_answer
+
+_TOKENS = 64
+_SHORT_TOKENS = 8
+_DECLARED_TOKENS = 256
+
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Current weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 40}, "country": {"type": "string", "maxLength": 40}},
+    "required": ["city", "country"],
+    "additionalProperties": False,
+}
+
+
+def completions(subject: Subject) -> Found:
+    """The plain interface works beside chat."""
+    client, model = subject.client, subject.model
+    answer = subject.call(
+        lambda: client.complete(model, "One, two, three,", max_tokens=_SHORT_TOKENS), "a text completion"
+    )
+    if not answer.completion_tokens:
+        raise CheckFailedError(
+            "validate.no_completion",
+            "/v1/completions answered without a token",
+            points_at=("engine", "tokenizer"),
+            next_step="Ask it by hand with the command on the deployment's page, and read the engine's log.",
+        )
+    return Found(f"“One, two, three,” goes on with {answer.text[:60]!r}")
+
+
+def streaming(subject: Subject) -> Found:
+    """Pieces arrive one by one and add up to a sane answer."""
+    client, model, mode = subject.client, subject.model, subject.order.probe.mode
+    streamed = subject.call(
+        lambda: client.stream(model, subject.question, max_tokens=_TOKENS, mode=mode), "a streamed answer"
+    )
+    if not streamed.text or streamed.ttft_seconds is None:
+        raise CheckFailedError(
+            "validate.stream_empty",
+            "a streamed answer ended without text, although a whole one has some",
+            points_at=("engine",),
+            next_step="Ask with and without a reasoning or tool parser: a parser that doesn't fit swallows the pieces.",
+        )
+    whole = subject.answer.text if subject.answer else ""
+    timing = f"first piece after {1000 * streamed.ttft_seconds:.0f} ms, {streamed.completion_tokens} tokens"
+    if compare_answers(whole, streamed.text).same or whole.startswith(streamed.text):
+        return Found(f"{timing}, the same text")
+    broken = [code for code in judge_answer(streamed.text).codes if code in ("replacement_characters", "mojibake")]
+    if broken:
+        raise CheckFailedError(
+            f"answer.{broken[0]}",
+            f"the streamed text has broken characters, the whole one has not: {streamed.text[:120]!r}",
+            points_at=("tokenizer", "engine"),
+            next_step="A detokenizer that cuts characters in two: try --tokenizer-mode slow, then another engine version.",
+        )
+    return Found(f"{timing}; another wording than the whole answer: {streamed.text[:80]!r}", warning=True)
+
+
+def declared_tools(subject: Subject) -> Found:
+    """A forced call of a tool comes back as one."""
+    declared = "tools" in subject.order.probe.declares
+    if subject.order.probe.mode != "chat" or not (declared or "--enable-auto-tool-choice" in subject.order.arguments):
+        return Found("not declared", skipped=True)
+    choice = {"type": "function", "function": {"name": "get_weather"}}
+    request = {"tools": [_TOOL], "tool_choice": choice}
+    client, model = subject.client, subject.model
+    try:
+        answer = subject.call(
+            lambda: client.chat(model, "What is the weather in Paris?", max_tokens=_DECLARED_TOKENS, **request),
+            "a tool call",
+        )
+        arguments = json.loads(answer.tool_calls[0]["arguments"])
+    except (EngineError, ValueError, LookupError, TypeError) as error:
+        raise _declared_fails("tools", "a tool call", error) from error
+    if not isinstance(arguments, dict) or "city" not in arguments:
+        raise _declared_fails("tools", "a tool call", f"its arguments are {str(arguments)[:120]}")
+    return Found(f"get_weather was called with {json.dumps(arguments, ensure_ascii=False)[:120]}")
+
+
+def declared_json(subject: Subject) -> Found:
+    """An answer under a schema is JSON of that schema."""
+    if "json" not in subject.order.probe.declares or subject.order.probe.mode != "chat":
+        return Found("not declared", skipped=True)
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": _SCHEMA}}
+    client, model = subject.client, subject.model
+    prompt = "Paris lies in France. Write city and country as JSON."
+    try:
+        answer = subject.call(
+            lambda: client.chat(model, prompt, max_tokens=_DECLARED_TOKENS, response_format=form), "an answer as JSON"
+        )
+        value = json.loads(answer.text)
+    except (EngineError, ValueError) as error:
+        raise _declared_fails("json", "an answer by a JSON schema", error) from error
+    if not isinstance(value, dict) or set(value) != {"city", "country"}:
+        raise _declared_fails("json", "an answer by a JSON schema", f"it is {answer.text[:120]}")
+    return Found(f"{answer.text[:120]}")
+
+
+def _declared_fails(name: str, what: str, why: object) -> CheckFailedError:
+    return CheckFailedError(
+        f"validate.{name}_fails",
+        f"{what} is declared, but doesn't work: {why}",
+        points_at=("template", "engine"),
+        next_step="Check --tool-call-parser and the chat template against the model's card, or don't declare it."
+        if name == "tools"
+        else "Check the structured output backend in the engine's log, or don't declare it.",
+    )

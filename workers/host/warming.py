@@ -1,0 +1,122 @@
+"""Warm-up: requests until the time to the first token is stable, so that the first person doesn't pay for compilation."""
+
+import time
+from itertools import cycle, islice
+
+from workers.contracts import InstanceOrder, InstancePhase, Level
+from workers.host.bring_up import Target
+from workers.host.engine_client import ChatAnswer, EngineClient, EngineError
+from workers.host.failures import StepFailedError
+from workers.host.step_context import Progress
+from workers.host.validation import ENGINE_LOG, raise_if_dying
+from workers.step_payloads import WarmupResult
+
+_LONG_TOKENS = 128
+_ROUND_TOKENS = 4
+_LAST_ROUNDS = 3
+"""So many times to the first token in a row must be alike."""
+_ALIKE_SHARE = 0.25
+_ALIKE_SECONDS = 0.02
+_TOO_SLOW_ROUNDS = 5
+"""Stable, but over the target: after so many further rounds without getting faster, it won't."""
+
+
+def warm_up(target: Target, progress: Progress) -> WarmupResult:
+    """Warm up with the deployment's own prompts, bounded in time; then mark the instance as ready."""
+    state = target.running()
+    order = target.order()
+    target.files.set_bring_up_phase(state.attempt, InstancePhase.WARMING)
+    began = time.monotonic()
+    try:
+        with target.client() as client:
+            first = _ask(target, client, order, progress, order.probe.warmup_prompt, 1)
+            long = _ask(target, client, order, progress, order.probe.warmup_prompt, _LONG_TOKENS)
+            rounds = [_ttft(long), *_rounds(target, client, order, progress, began)]
+    finally:
+        target.files.set_bring_up_phase(state.attempt, None)
+    if target.running().attempt != state.attempt:
+        raise StepFailedError(
+            "engine.restarted", "the engine was restarted during warm-up", next_step="Retry the warm-up."
+        )
+    target.files.mark_ready(start=target.start, attempt=state.attempt)
+    return _result(order, state.attempt, first, long, rounds, time.monotonic() - began, progress)
+
+
+def _rounds(
+    target: Target, client: EngineClient, order: InstanceOrder, progress: Progress, began: float
+) -> list[float]:
+    probe = order.probe
+    times: list[float] = []
+    for prompt in cycle(probe.warmup_prompts or [probe.warmup_prompt]):
+        if _is_enough(times, probe.ttft_target_seconds, len(probe.warmup_prompts)):
+            break
+        if time.monotonic() - began > probe.warmup_seconds:
+            break
+        times.append(_ttft(_ask(target, client, order, progress, prompt, _ROUND_TOKENS)))
+    return times
+
+
+def _is_enough(times: list[float], target_seconds: float, own_prompts: int) -> bool:
+    if len(times) < own_prompts or not is_stable(times):
+        return False
+    reached = not target_seconds or max(times[-_LAST_ROUNDS:]) <= target_seconds
+    return reached or len(times) >= own_prompts + _LAST_ROUNDS + _TOO_SLOW_ROUNDS
+
+
+def is_stable(times: list[float]) -> bool:
+    """True if the last times to the first token (seconds) lie close together."""
+    last = times[-_LAST_ROUNDS:]
+    return len(last) == _LAST_ROUNDS and max(last) - min(last) <= max(_ALIKE_SECONDS, _ALIKE_SHARE * min(last))
+
+
+def _ask(
+    target: Target, client: EngineClient, order: InstanceOrder, progress: Progress, prompt: str, tokens: int
+) -> ChatAnswer:
+    model, mode = order.served_model_names[0], order.probe.mode
+    waiting_for = "the first token (warm-up)" if tokens == 1 else f"{tokens} tokens (warm-up)"
+    try:
+        return progress.in_background(
+            lambda: client.stream(model, prompt, max_tokens=tokens, mode=mode), waiting_for=waiting_for
+        )
+    except EngineError as error:
+        raise_if_dying(target, progress)
+        raise StepFailedError(
+            "validate.request_failed", f"the engine stopped answering during warm-up: {error}", next_step=ENGINE_LOG
+        ) from error
+
+
+def _ttft(answer: ChatAnswer) -> float:
+    return answer.seconds if answer.ttft_seconds is None else answer.ttft_seconds
+
+
+def _result(
+    order: InstanceOrder,
+    attempt: int,
+    first: ChatAnswer,
+    long: ChatAnswer,
+    rounds: list[float],
+    seconds: float,
+    progress: Progress,
+) -> WarmupResult:
+    tokens, ttft = long.completion_tokens or 0, rounds[-1]
+    to_first = _ttft(long)
+    rate = (tokens - 1) / (long.seconds - to_first) if tokens > 1 and long.seconds > to_first else None
+    wanted = order.probe.ttft_target_seconds or None
+    stable = is_stable(rounds)
+    if not stable or (wanted and ttft > wanted):
+        last = ", ".join(f"{1000 * one:.0f}" for one in rounds[-_LAST_ROUNDS:])
+        goal = f", the target is {1000 * wanted:.0f} ms" if wanted else ""
+        progress.event(
+            f"Warm-up ended after {seconds:.0f} s at a time to the first token of {last} ms{goal}.", Level.WARNING
+        )
+    return WarmupResult(
+        attempt=attempt,
+        first_seconds=round(first.seconds, 4),
+        ttft_seconds=round(ttft, 4),
+        tokens_per_second=round(rate, 2) if rate else None,
+        completion_tokens=tokens,
+        rounds=[round(one, 4) for one in islice(rounds, 100)],
+        stable=stable,
+        target_seconds=wanted,
+        seconds=round(seconds, 3),
+    )
