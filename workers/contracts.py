@@ -65,6 +65,9 @@ def host_queue(host: str) -> str:
     return f"host.{host}"
 
 
+MOST_FILES = 50
+"""How many files a `StepProgress` names; the others are only counted."""
+
 RUN_STEP = "workers.host.run_step"
 """Name of the one Celery task that a host's worker has; its only argument is a `StepOrder` as a JSON object."""
 
@@ -89,6 +92,7 @@ class StepKind(StrEnum):
     INSTALL_ENGINE = "install_engine"
     MAKE_DEMO_MODEL = "make_demo_model"
     DELETE_COPY = "delete_copy"
+    SERVE_COPY = "serve_copy"
 
 
 class Generation(Message):
@@ -189,13 +193,29 @@ class StepCancellation(Message):
     fence: int
 
 
+class CopyOffer(Message):
+    """A copy that this host gives to another one while the offer stands in its desired state.
+
+    `number` is the job's. Whoever brings the token may read the files that the step `serve_copy` has found unchanged,
+    under `/{repository}/resolve/{commit}/{path}`; nothing is offered before that step.
+    """
+
+    number: int
+    model_path: str
+    repository: str
+    commit: str
+    sealed_token: str
+    """Sealed to this host's public key, base64; the receiving host has it sealed to its own."""
+
+
 class DesiredState(Message):
-    """Everything that one host should be running, and the steps that it should abandon."""
+    """Everything that one host should be running or give away, and the steps that it should abandon."""
 
     contract: int = CONTRACT
     generation: Generation
     instances: list[InstanceOrder] = []
     cancelled_steps: list[StepCancellation] = []
+    copy_offers: list[CopyOffer] = []
 
 
 class StepOrder(Message):
@@ -245,6 +265,18 @@ class StepStillRunning(Message):
     fence: int
 
 
+class FileProgress(Message):
+    """How far one file of a step is, in bytes. `remaining_seconds` None: nothing comes now, or nobody knows yet."""
+
+    path: str
+    done: int
+    total: int
+    state: Literal["active", "waiting", "done"]
+    rate: float | None = None
+    remaining_seconds: float | None = None
+    waiting_for: str = ""
+
+
 class StepProgress(Message):
     """How far a step is. `total` None: unknown. It renews the lease; sent about once a second at most."""
 
@@ -257,6 +289,12 @@ class StepProgress(Message):
     rate: float | None = None
     """Units per second."""
     waiting_for: str = ""
+    remaining_seconds: float | None = None
+    """By the rate of the last half minute, not of the last second; None: unknown, or nothing comes now."""
+    files: list[FileProgress] = []
+    """The files that matter now: active ones first, then waiting, then done; at most `MOST_FILES`."""
+    files_total: int = 0
+    files_done: int = 0
 
 
 class StepEvent(Message):

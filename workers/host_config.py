@@ -45,6 +45,8 @@ class HostConfig(BaseModel):
     """One directory per engine; may be shared by several hosts and clones on one machine."""
     models_dir: Path = Field(default_factory=lambda: slipway_home() / "models")
     port_range: tuple[Port, Port] = DEFAULT_PORT_RANGE
+    advertised_address: str = ""
+    """Address under which other hosts reach this one; empty: the one with which it reaches the broker."""
 
     @model_validator(mode="after")
     def _port_range_is_ordered(self) -> Self:

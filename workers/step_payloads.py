@@ -262,6 +262,8 @@ class DownloadPayload(Message):
     """A connection without a byte for so long is made anew."""
     patience_seconds: float = Field(default=3600, gt=0)
     """The step fails when the source gave nothing at all for so long."""
+    giver: str = ""
+    """Name of the host that the files are copied from; empty: they come from a source. Failures then speak of it."""
 
 
 class DownloadResult(Message):
@@ -295,3 +297,22 @@ class DeleteCopyResult(Message):
     removed_files: int
     freed_bytes: int
     already_gone: bool = False
+
+
+class ServeCopyPayload(Message):
+    """Let another host read a verified copy, as the desired state's `CopyOffer` of this number says."""
+
+    offer: int
+    model_path: str
+    files: list[ManifestFile] = Field(min_length=1)
+    """The files to give, as the copy's last sound verification left them; one that was touched since is not given."""
+    same_machine: bool = False
+    """True: the receiving host runs on this machine, so that a loopback address will do."""
+
+
+class ServeCopyResult(Message):
+    """Where the receiving host finds the files: `http://ADDRESS:PORT`, as long as the offer stands."""
+
+    endpoint: str
+    files: int
+    size_bytes: int

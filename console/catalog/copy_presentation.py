@@ -120,6 +120,11 @@ class ShownCopy:
         return broken and revision.is_pinned and revision.model.origin_id is not None
 
     @property
+    def can_share(self) -> bool:
+        """True if other hosts can get its files: from here, or at least from where these came from."""
+        return self.copy.state == "verified" and self.job is None
+
+    @property
     def repair_first(self) -> bool:
         """True if a repair is the next thing to do: not while nobody knows which files would be the right ones."""
         return self.copy.state in ("damaged", "incomplete") and not self.sources_disagree

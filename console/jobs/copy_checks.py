@@ -12,7 +12,7 @@ from console.catalog.models import Copy, File
 from console.common import live
 from console.common.errors import Refused
 from console.common.states import move
-from console.jobs.models import Step
+from console.jobs.models import LIVE_STATES, Job, Step
 from console.jobs.services import PlannedStep, live_jobs
 from workers.contracts import StepKind
 from workers.step_payloads import VerifyPayload
@@ -132,6 +132,8 @@ def refuse_busy(copy: Copy) -> None:
         raise Refused(_("This copy was removed from %(host)s.") % {"host": copy.host})
     if busy := live_jobs(subject_kind="copy", subject_id=copy.pk):
         raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
+    if given := Job.objects.filter(kind="copy", state__in=LIVE_STATES, payload__giver=copy.pk).first():
+        raise Refused(_("“%(job)s” reads from it. Wait for it or cancel it.") % {"job": given})
 
 
 def bad_files(copy: Copy) -> list[str]:

@@ -94,6 +94,29 @@ class DownloadForm(forms.Form):
         self.fields["files"].choices = [(file.path, file.path) for file in facts.files]  # type: ignore[attr-defined]
 
 
+class CopyToForm(forms.Form):
+    """Which hosts get a copy of a revision, and where they get it from."""
+
+    source = forms.ChoiceField(label=_("From"), error_messages={"required": _("Choose where to copy from.")})
+    hosts = forms.ModelMultipleChoiceField(
+        label=_("To"), queryset=Host.objects.none(), error_messages={"required": _("Choose at least one host.")}
+    )
+    rate_limit_mib = forms.IntegerField(
+        label=_("Rate limit"),
+        required=False,
+        min_value=1,
+        max_value=1_000_000,
+        help_text=_("MiB/s on each host; empty: as fast as it goes."),
+        widget=forms.NumberInput(attrs={"placeholder": _("no limit")}),
+    )
+    idempotency_key = forms.CharField(widget=forms.HiddenInput, initial=new_key, max_length=50)
+
+    def __init__(self, *args: Any, sources: list[tuple[str, str]], hosts: QuerySet[Host], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["source"].choices = sources  # type: ignore[attr-defined]
+        self.fields["hosts"].queryset = hosts  # type: ignore[attr-defined]
+
+
 class ConsentForm(forms.Form):
     """An admin's yes to code that comes with a model."""
 

@@ -124,25 +124,54 @@ def _revision(wish: Wish, actor: User) -> Revision:
 
 
 def _download_to(host: Host, revision: Revision, files: list[str], actor: User, key: str, rate_limit: int) -> Job:
-    _refuse_adopted(host, revision)
-    copy = Copy.objects.filter(revision=revision, host=host).select_related("revision__model__origin", "host").first()
-    if copy is None:
-        # Where it will lie is said by the host; until then the name of its folder keeps it unique.
-        path = f"hub/{revision.model.repository}/{revision.commit}"
-        copy = Copy.objects.create(revision=revision, host=host, path=path, state="downloading", selection=files)
-    else:
-        if copy.state in ("verified", "unverified"):
-            raise Refused(
-                _("%(host)s has this revision already, in %(path)s.") % {"host": host, "path": copy.path}, field="hosts"
-            )
-        if copy.state != "removed":
-            refuse_busy(copy)
-        copy.selection = files
-        copy.save(update_fields=["selection"])
-        move(copy, to="downloading", reason=_("asked for"), actor=actor)
+    copy = receiving_copy(host, revision, files, actor, path=f"hub/{revision.model.repository}/{revision.commit}")
     payload = _download_payload(copy, rate_limit=rate_limit)
     title = _("Download %(model)s to %(host)s")
     return _fetch(copy, kind="download", title=title, actor=actor, key=f"{key}-{host.pk}", payload=payload)
+
+
+def receiving_copy(host: Host, revision: Revision, files: list[str], actor: User, *, path: str) -> Copy:
+    """The copy that a revision's files on a host will be, made or taken up again. Raises Refused if it is there.
+
+    Where it will lie is said by the host; until then `path`, the name of its folder, keeps it unique.
+    """
+    _refuse_adopted(host, revision)
+    copy = Copy.objects.filter(revision=revision, host=host).select_related("revision__model__origin", "host").first()
+    if copy is None:
+        return Copy.objects.create(revision=revision, host=host, path=path, state="downloading", selection=files)
+    if copy.state in ("verified", "unverified"):
+        raise Refused(
+            _("%(host)s has this revision already, in %(path)s.") % {"host": host, "path": copy.path}, field="hosts"
+        )
+    if copy.state != "removed":
+        refuse_busy(copy)
+    copy.selection = files
+    copy.save(update_fields=["selection"])
+    move(copy, to="downloading", reason=_("asked for"), actor=actor)
+    return copy
+
+
+def fetch_to(
+    revision: Revision,
+    files: Sequence[str],
+    *,
+    hosts: Sequence[Host],
+    actor: User,
+    idempotency_key: str,
+    rate_limit: int,
+) -> list[Job]:
+    """Fetch a revision that is known here from its source to more hosts. One job per host."""
+    if known := list(Job.objects.filter(idempotency_key__startswith=f"{idempotency_key}-").order_by("pk")):
+        return known
+    with transaction.atomic():
+        jobs = [_download_to(host, revision, sorted(files), actor, idempotency_key, rate_limit) for host in hosts]
+        access.record(
+            actor=actor, action="model.download", target=str(revision.model), target_url=f"/models/{revision.model_id}/",
+            repository=revision.model.repository, commit=revision.commit, files=len(files),
+            hosts=", ".join(host.name for host in hosts), source=str(revision.model.origin),
+        )  # fmt: skip
+        live.changed("model", revision.model_id)
+    return jobs
 
 
 def _refuse_adopted(host: Host, revision: Revision) -> None:
@@ -338,7 +367,7 @@ class FetchHandler(JobHandler):
         copy = copy_of(job)
         if copy.state == "removed":
             raise Refused(_("This copy was removed meanwhile. Download it anew."))
-        if step.kind == StepKind.DOWNLOAD and copy.state != "downloading":
+        if step.kind != StepKind.VERIFY and copy.state != "downloading":
             move(copy, to="downloading", reason=_("retried"))
             live.changed("model", copy.revision.model_id)
 

@@ -46,6 +46,7 @@ STEP_TITLES = {
     StepKind.INSTALL_ENGINE: _("Install engine"),
     StepKind.MAKE_DEMO_MODEL: _("Make demo model"),
     StepKind.DELETE_COPY: _("Delete files"),
+    StepKind.SERVE_COPY: _("Open the copy"),
 }
 
 

@@ -39,7 +39,12 @@ def step_state(step: Step) -> dict[str, Any]:
         "done": step.progress.get("done"),
         "total": step.progress.get("total"),
         "unit": step.progress.get("unit"),
+        "rate": step.progress.get("rate"),
+        "remaining_seconds": step.progress.get("remaining_seconds"),
         "waiting_for": step.progress.get("waiting_for", ""),
+        "files": step.progress.get("files", []),
+        "files_total": step.progress.get("files_total", 0),
+        "files_done": step.progress.get("files_done", 0),
         "progress": render_to_string("jobs/_step_progress.html", {"step": step}).strip(),
     }
 
@@ -201,6 +206,14 @@ def _download(result: Mapping[str, Any]) -> list[Fact]:
     ]
 
 
+def _serve_copy(result: Mapping[str, Any]) -> list[Fact]:
+    return [
+        Fact(_("Files"), _number(result.get("files"))),
+        Fact(_("Size"), readable_bytes(result.get("size_bytes", 0))),
+        Fact(_("Address"), str(result.get("endpoint", ""))),
+    ]
+
+
 def _delete_copy(result: Mapping[str, Any]) -> list[Fact]:
     return [
         Fact(_("Removed files"), _number(result.get("removed_files"))),
@@ -301,4 +314,5 @@ _DESCRIPTIONS: Mapping[StepKind, Callable[[Mapping[str, Any]], list[Fact]]] = {
     StepKind.INSTALL_ENGINE: _install,
     StepKind.MAKE_DEMO_MODEL: _demo,
     StepKind.DELETE_COPY: _delete_copy,
+    StepKind.SERVE_COPY: _serve_copy,
 }

@@ -32,6 +32,8 @@ class PlannedStep:
     kind: StepKind
     payload: dict[str, Any] = field(default_factory=dict)
     deadline_seconds: float = 600
+    host: Host | None = None
+    """Where it runs, if not where the others of its job do."""
 
 
 def create(
@@ -70,7 +72,7 @@ def create(
                     job=job,
                     position=position,
                     kind=planned.kind,
-                    host=host,
+                    host=planned.host or host,
                     payload=planned.payload,
                     deadline_seconds=planned.deadline_seconds,
                 )
@@ -163,7 +165,10 @@ def started(step: Step) -> None:
 def progressed(step: Step, progress: StepProgress) -> None:
     """Store how far the step is; its lease counts anew."""
     step.heard_at = timezone.now()
-    step.progress = progress.model_dump(include={"done", "total", "unit", "rate", "waiting_for"})
+    step.progress = progress.model_dump(exclude={"kind", "step", "fence"}, exclude_defaults=True) | {
+        "done": progress.done, "total": progress.total, "unit": progress.unit, "rate": progress.rate,
+        "waiting_for": progress.waiting_for,
+    }  # fmt: skip
     step.save(update_fields=["heard_at", "progress"])
     _step_changed(step)
 

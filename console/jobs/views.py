@@ -154,6 +154,7 @@ def _describe(job: Job) -> dict[str, Any]:
             for step in steps
         ],
         "sentence": presentation.sentence(job, steps),
+        "hosts": list(dict.fromkeys(step.host for step in steps)),
         "now_at": now_at,
         "step_count": count,
         "evidence": presentation.evidence_lines(job.failure),

@@ -74,6 +74,7 @@ def _at_broker(redis_url: str) -> str:
 
 def _write(name: str, private_key: str, redis_url: str, ports: tuple[int, int]) -> None:
     home = env.environment().slipway_home
+    known = _stored(name)
     config = HostConfig(
         name=name,
         redis_url=redis_url,
@@ -83,8 +84,9 @@ def _write(name: str, private_key: str, redis_url: str, ports: tuple[int, int]) 
         engines_dir=home / "engines",
         models_dir=home / "models",
         port_range=ports,
+        advertised_address=known.advertised_address if known else "",
     )
-    if config != _stored(name):
+    if config != known:
         config.save(config_path(name))
 
 

@@ -49,7 +49,12 @@ class EventList extends HTMLElement {
   move(step) {
     const place = document.querySelector(`[data-progress="${step.id}"]`);
     // The markup is the server's own, the same that the page was made of.
-    if (place && place.innerHTML.trim() !== step.progress) place.innerHTML = step.progress;
+    if (place && place.innerHTML.trim() !== step.progress) {
+      const scrolled = place.querySelector("[data-keep-scroll]")?.scrollTop ?? 0;
+      place.innerHTML = step.progress;
+      const list = place.querySelector("[data-keep-scroll]");
+      if (list) list.scrollTop = scrolled;
+    }
     if (this.states.get(step.id) === step.state) return;
     this.states.set(step.id, step.state);
     this.redraw();

@@ -21,6 +21,7 @@ from console.fleet.broker_users import RULES
 from workers.app import host_app
 from workers.contracts import (
     RUN_STEP,
+    CopyOffer,
     DesiredState,
     Generation,
     InstanceOrder,
@@ -125,11 +126,21 @@ class Console:
         self._generation = 0
         self.epoch = 1
 
-    def want(self, *orders: InstanceOrder, cancelled: list[dict[str, int]] | None = None) -> Generation:
+    def want(
+        self,
+        *orders: InstanceOrder,
+        cancelled: list[dict[str, int]] | None = None,
+        offers: list[CopyOffer] | None = None,
+    ) -> Generation:
         self._generation += 1
         generation = Generation(epoch=self.epoch, number=self._generation)
         state = DesiredState.model_validate(
-            {"generation": generation, "instances": orders, "cancelled_steps": cancelled or []}
+            {
+                "generation": generation,
+                "instances": orders,
+                "cancelled_steps": cancelled or [],
+                "copy_offers": offers or [],
+            }
         )
         self.redis.set(desired_key(self.host), state.model_dump_json())
         self.ring()
@@ -139,9 +150,18 @@ class Console:
         self.redis.publish(doorbell_channel(self.host), "look")
 
     def dispatch(
-        self, step: int, kind: StepKind, payload: dict[str, Any], *, fence: int = 1, deadline: float = 60
+        self,
+        step: int,
+        kind: StepKind,
+        payload: dict[str, Any],
+        *,
+        fence: int = 1,
+        deadline: float = 60,
+        sealed: dict[str, str] | None = None,
     ) -> None:
-        order = StepOrder(step=step, job=1, fence=fence, kind=kind, deadline_seconds=deadline, payload=payload)
+        order = StepOrder(
+            step=step, job=1, fence=fence, kind=kind, deadline_seconds=deadline, payload=payload, sealed=sealed or {}
+        )
         self._app.send_task(RUN_STEP, args=[order.model_dump(mode="json")], queue=host_queue(self.host))
 
     def take(self) -> None:

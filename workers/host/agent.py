@@ -24,6 +24,8 @@ from workers.host.desired import DesiredStore
 from workers.host.drivers.shim import ShimDriver
 from workers.host.engines import register_signature
 from workers.host.logs import LogSender
+from workers.host.offers import TICK_SECONDS as OFFERS_TICK_SECONDS
+from workers.host.offers import Offers
 from workers.host.outbox import Outbox
 from workers.host.redis_link import Client, end, keep_connected
 from workers.host.reports import ReportSender
@@ -56,6 +58,7 @@ class Agent:
         self._reports = ReportSender(config.name, self._outbox)
         self._logs = LogSender(config.name)
         self._worker = WorkerProcess(config_path)
+        self._offers = Offers(self._desired, config.state_dir, config_path)
         self._look_at_desired = asyncio.Event()
         self._engines: tuple[tuple[str, int], ...] | None = None
         self._inventory_at = float("-inf")
@@ -82,6 +85,7 @@ class Agent:
         logger.info("stopping; %d engines go on without an agent", supervisor.running())
         await end(tasks)
         supervisor.close()
+        self._offers.close()
         await self._worker.end()
         threads.shutdown(wait=False, cancel_futures=True)
         self._outbox.close()
@@ -98,6 +102,7 @@ class Agent:
             every(1.0, self._apply_cancellations),
             every(_HOUSEKEEPING_SECONDS, lambda: self._keep_house(host)),
             every(0.2, self._worker.keep_alive),
+            every(OFFERS_TICK_SECONDS, self._offers.tick),
             _for_ever("reports", lambda: keep_connected("reports", url, self._reports.session)),
             _for_ever("logs", lambda: keep_connected("logs", url, self._logs.session)),
             _for_ever("sampling", sampler.run),

@@ -2,12 +2,13 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
-from workers.contracts import Body, Level, StepEvent, StepOrder, StepProgress
+from workers.contracts import Body, FileProgress, Level, StepEvent, StepOrder, StepProgress
 from workers.host.failures import StepCancelledError, StepFailedError
 from workers.host.step_files import StepFiles
 from workers.host_config import HostConfig
@@ -20,6 +21,7 @@ POLL_SECONDS = 0.1
 
 _PROGRESS_EVERY_SECONDS = 1.0
 _CHANGE_EVERY_SECONDS = 0.25
+_RATE_SECONDS = 30.0
 
 
 class Progress(Protocol):
@@ -41,13 +43,33 @@ class Progress(Protocol):
         """Run blocking `work` while going on checking."""
 
 
+@dataclass(frozen=True)
+class FilesProgress:
+    """The files of a step: those that matter now, and how many there are and are done altogether."""
+
+    shown: list[FileProgress]
+    total: int
+    done: int
+
+
 @dataclass
 class _Pace:
-    """When progress was last sent, and how far it was then."""
+    """When progress was last sent, and how far it was then; `seen` are the moments of the last half minute."""
 
     at: float = 0.0
     done: float = 0.0
     waiting_for: str = ""
+    seen: "deque[tuple[float, float]]" = field(default_factory=deque)
+
+    def remaining_seconds(self, now: float, done: float, total: float | None) -> float | None:
+        """How long the rest takes at the rate of the last half minute; None while nothing comes."""
+        self.seen.append((now, done))
+        while len(self.seen) > 1 and now - self.seen[0][0] > _RATE_SECONDS:
+            self.seen.popleft()
+        since, before = self.seen[0]
+        if total is None or done <= before or now - since < _PROGRESS_EVERY_SECONDS:
+            return None
+        return (total - done) * (now - since) / (done - before)
 
 
 @dataclass(frozen=True)
@@ -97,8 +119,19 @@ class StepContext:
             time.sleep(min(left, POLL_SECONDS))
         self.check()
 
-    def progress(self, done: float, total: float | None = None, *, unit: Unit = "items", waiting_for: str = "") -> None:
-        """Say how far the step is; sent once a second at most, sooner when what it waits for changes."""
+    def progress(
+        self,
+        done: float,
+        total: float | None = None,
+        *,
+        unit: Unit = "items",
+        waiting_for: str = "",
+        files: Callable[[], FilesProgress] | None = None,
+    ) -> None:
+        """Say how far the step is; sent once a second at most, sooner when what it waits for changes.
+
+        `files` is asked for the single files only when something is sent.
+        """
         now = time.monotonic()
         elapsed = now - self._pace.at
         changed = waiting_for != self._pace.waiting_for
@@ -108,6 +141,7 @@ class StepContext:
         if self._pace.at and unit != "seconds" and elapsed >= _PROGRESS_EVERY_SECONDS:
             rate = max(0.0, (done - self._pace.done) / elapsed)
         self._pace.at, self._pace.done, self._pace.waiting_for = now, done, waiting_for
+        of = files() if files is not None else FilesProgress([], 0, 0)
         self.report(
             StepProgress(
                 step=self.order.step,
@@ -117,6 +151,10 @@ class StepContext:
                 unit=unit,
                 rate=rate,
                 waiting_for=waiting_for,
+                remaining_seconds=self._pace.remaining_seconds(now, done, total) if unit != "seconds" else None,
+                files=of.shown,
+                files_total=of.total,
+                files_done=of.done,
             )
         )
 

@@ -56,6 +56,7 @@ class Downloader:
             token,
             stall_seconds=request.stall_seconds,
             connections=request.connections,
+            direct=request.direct,
         )
         self._jobs = jobs_of(request, self._store)
         self._rate = RateLimit(request.rate_limit)
@@ -100,6 +101,15 @@ class Downloader:
             running=running,
             waiting_for=self._trouble.waiting_for(),
         )
+
+    def files(self) -> list[FileProgress]:
+        """How far each file is: those that are coming now first, then those that are still to come, then the others."""
+        found = [
+            FileProgress(path, job.received, job.file.size, job.phase, "" if job.done else job.trouble)
+            for job in self._jobs
+            for path in job.paths
+        ]
+        return sorted(found, key=lambda file: ("active", "waiting", "done").index(file.state))
 
     def _run_threads(self, check: Callable[[], None], reservation: Reservation) -> None:
         threads = [

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from workers.weights.download_cache import RepositoryCache, check_relative
 from workers.weights.download_part import PartFile, new_hash
@@ -41,6 +42,13 @@ class Job:
     def done(self) -> bool:
         """True once the blob has its final name."""
         return self.blob_path is not None
+
+    @property
+    def phase(self) -> Literal["active", "waiting", "done"]:
+        """`active`: a connection works on it."""
+        if self.done:
+            return "done"
+        return "active" if self.active and self.part is not None else "waiting"
 
     @property
     def received(self) -> int:

@@ -62,14 +62,24 @@ class FileSource:
     """Where all files of one download come from. Thread-safe; `abort` ends what is being received at once."""
 
     def __init__(
-        self, source: Source, repository: str, commit: str, token: str, *, stall_seconds: float, connections: int
+        self,
+        source: Source,
+        repository: str,
+        commit: str,
+        token: str,
+        *,
+        stall_seconds: float,
+        connections: int,
+        direct: bool = False,
     ) -> None:
         self._source = source
         self._repository = repository
         self._commit = commit
         self._token = token
         self._stall_seconds = stall_seconds
-        self._client = new_client(connect_seconds=CONNECT_SECONDS, read_seconds=stall_seconds, connections=connections)
+        self._client = new_client(
+            connect_seconds=CONNECT_SECONDS, read_seconds=stall_seconds, connections=connections, direct=direct
+        )
         self._lock = threading.Lock()
         self._locations: dict[str, str] = {}
         self._sockets: set[socket.socket] = set()

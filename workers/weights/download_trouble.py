@@ -62,9 +62,9 @@ class Trouble:
         if self.pauses(now):
             return f"{self._pause_reason}; trying again in {self._pause_until - now:.0f} s"
         waiting = [job for job in self._jobs if not job.done]
-        held_up = [job for job in waiting if job.not_before > now and job.trouble]
-        if held_up and len(held_up) == len(waiting):
-            return held_up[0].trouble
+        troubled = next((job for job in waiting if job.trouble), None)
+        if troubled is not None and all(job.trouble or not job.active for job in waiting):
+            return troubled.trouble
         quiet = now - self._moved_at > _QUIET_SECONDS
         if self.reading and quiet:
             return f"{self.reading} to be read: what is there already is checked"

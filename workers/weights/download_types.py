@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from workers.weights.hub_types import HubFile, Source
 
@@ -24,15 +25,19 @@ class DownloadRequest:
     rate_limit: int = 0
     stall_seconds: float = 60.0
     patience_seconds: float = 3600.0
+    direct: bool = False
+    """True: another host of a private network, which is asked without a proxy."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileProgress:
-    """How far one file is. `done` counts what was there before, too."""
+    """How far one file is. `done` counts what was there before, too; `trouble` says why it waits, if something is wrong."""
 
     path: str
     done: int
     size: int
+    state: Literal["active", "waiting", "done"] = "active"
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,7 @@ def from_response(response: httpx2.Response, body: bytes, *, what: str, with_tok
         "RevisionNotFound": RevisionNotFoundError,
         "EntryNotFound": HubFileNotFoundError,
         "GatedRepo": GatedError,
+        "FileChanged": FileChangedError,
         "RepoNotFound": RepositoryNotFoundError if with_token or status == 404 else TokenNeededError,
     }
     if status == 401 and with_token and error_code != "GatedRepo" and "credentials" in said.lower():
@@ -174,6 +175,7 @@ def _named(kind: type[HubError], what: str, said: str) -> HubError:
         RevisionNotFoundError: f"the hub has the repository, but not {what}",
         HubFileNotFoundError: f"the hub has no {what}",
         ForbiddenError: f"the token may not read {what}",
+        FileChangedError: f"{what} is not what it was",
     }
     return kind(texts[kind] + _quoted(said))
 

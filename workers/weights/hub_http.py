@@ -57,13 +57,18 @@ def credentials(source: Source, token: str, url: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def new_client(*, connect_seconds: float, read_seconds: float, connections: int = 4) -> httpx2.Client:
-    """A client that asks for bytes as they are, follows no redirect by itself, and knows the machine's proxy."""
+def new_client(
+    *, connect_seconds: float, read_seconds: float, connections: int = 4, direct: bool = False
+) -> httpx2.Client:
+    """A client that asks for bytes as they are and follows no redirect by itself.
+
+    It goes by the machine's proxy unless it is `direct`: no proxy leads to another host of a private network.
+    """
     timeout = httpx2.Timeout(read_seconds, connect=connect_seconds)
     limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
     headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
     # Proxies and certificates are taken from the environment, but no password from .netrc.
-    return httpx2.Client(timeout=timeout, limits=limits, headers=headers, auth=_no_auth)
+    return httpx2.Client(timeout=timeout, limits=limits, headers=headers, auth=_no_auth, trust_env=not direct)
 
 
 def _no_auth(request: httpx2.Request) -> httpx2.Request:

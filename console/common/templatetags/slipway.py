@@ -171,8 +171,9 @@ def progress(report: Mapping[str, Any] | None, label: str = "") -> dict[str, Any
         parts.append(_amount(done, unit))
     if rate and unit != "seconds":
         parts.append(_("%s/s") % _amount(rate, unit))
-    if rate and total and total > done:
-        parts.append(_("%s left") % readable_duration((total - done) / rate))
+    left = report.get("remaining_seconds") or ((total - done) / rate if rate and total and total > done else None)
+    if left:
+        parts.append(_("%s left") % readable_duration(left))
     return {
         "label": label or _("Progress"),
         "value": min(done, total) if total else None,
