@@ -31,6 +31,9 @@ from console.fleet.models import Host, ReportCursor
 from console.jobs import services as jobs
 from console.jobs.models import Job, Step
 from console.jobs.reconcile import INGEST_PULSE
+from console.telemetry import rollups
+from console.telemetry.intake import Intake
+from console.telemetry.rings import Rings
 from workers.contracts import (
     AttemptEnded,
     AttemptStarted,
@@ -61,6 +64,7 @@ log = structlog.get_logger(__name__)
 BATCH = 200
 BLOCK_MILLISECONDS = 1000
 HOSTS_REFRESH_SECONDS = 2.0
+PRUNE_EVERY_SECONDS = 600.0
 
 StepBody = StepStarted | StepStillRunning | StepProgress | StepEvent | StepFinished
 _SAMPLE: TypeAdapter[Heartbeat | MetricsBatch] = TypeAdapter(
@@ -82,6 +86,11 @@ class Ingest:
     _hosts: dict[str, int] = field(default_factory=dict)
     _hosts_read_at: float = 0.0
     _pulse_at: float = 0.0
+    _pruned_at: float = field(default_factory=time.monotonic)
+    _intake: Intake | None = None
+    _read_to: dict[str, str] = field(default_factory=dict)
+    """Up to which entry a lane is read whose last entry stays in it."""
+    _kept: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
         """Read until `stopping`. A broker or database that is away is waited for; nothing is lost meanwhile."""
@@ -94,6 +103,7 @@ class Ingest:
             except (RedisError, OperationalError) as error:
                 log.warning("ingest waits", error=str(error), seconds=pause)
                 self._started_at = 0.0
+                self._forget_metrics()
                 close_old_connections()
                 time.sleep(pause)
                 pause = min(5.0, pause * 2)
@@ -105,10 +115,25 @@ class Ingest:
         if not self._hosts:
             time.sleep(0.2)
             return
-        streams = {name: "0" for host in self._hosts for name in _streams(host)}
+        streams = {name: self._read_to.get(name, "0") for host in self._hosts for name in _streams(host)}
         answer: Any = redis.xread(cast(Any, streams), count=BATCH, block=BLOCK_MILLISECONDS)
         for stream, entries in answer or []:
             self._take(redis, stream, entries)
+        self._metrics(redis)
+
+    def _metrics(self, redis: "Redis") -> None:
+        """What comes round with metrics: the numbers of right now, roll-ups that are due, rows that are too old."""
+        if self._intake is not None:
+            self._intake.tell_current(redis)
+            rollups.store_due(redis, self._intake.rings)
+        if time.monotonic() - self._pruned_at > PRUNE_EVERY_SECONDS:
+            self._pruned_at = time.monotonic()
+            rollups.prune()
+
+    def _forget_metrics(self) -> None:
+        """Samples that may not have reached the rings are read from the lanes again; a ring takes none twice."""
+        self._intake = None
+        self._read_to.clear()
 
     def _beat(self, redis: "Redis") -> None:
         if time.time() - self._pulse_at > 1:
@@ -132,8 +157,25 @@ class Ingest:
         elif lane == "logs":
             take_logs(redis, host, contents)
         else:
-            take_samples(host, contents)
+            self._take_samples(redis, host, stream, entries)
+            return
         redis.xdel(stream, *[entry for entry, _fields in entries])
+
+    def _take_samples(self, redis: "Redis", host: Host, stream: str, entries: list[tuple[str, dict[str, str]]]) -> None:
+        """Signs of life and metrics. The newest batch stays in the lane: whoever reads it next, after a restart of this
+        process, compares the following one with it, so that nothing that was counted in between is lost.
+        """
+        if self._intake is None:
+            self._intake = Intake(Rings(redis))
+        batches = take_samples(host, [(entry, fields.get("json", "")) for entry, fields in entries])
+        self._intake.take(host, batches)
+        done = [entry for entry, _fields in entries]
+        if batches:
+            kept, self._kept[stream] = self._kept.get(stream), batches[-1][0]
+            done = [entry for entry in [*done, kept] if entry and entry != batches[-1][0]]
+        self._read_to[stream] = entries[-1][0]
+        if done:
+            redis.xdel(stream, *done)
 
 
 def _streams(host: str) -> tuple[str, str, str]:
@@ -285,21 +327,26 @@ def take_logs(redis: "Redis", host: Host, contents: Iterable[str]) -> None:
         pipe.execute()
 
 
-def take_samples(host: Host, contents: Iterable[str]) -> None:
-    """Note signs of life: only the newest of a batch counts."""
+def take_samples(host: Host, entries: Iterable[tuple[str, str]]) -> list[tuple[str, MetricsBatch]]:
+    """Note signs of life, of which only the newest counts, and return the metrics with the ids of their entries."""
     newest: Heartbeat | None = None
-    for content in contents:
+    batches: list[tuple[str, MetricsBatch]] = []
+    for entry, content in entries:
         try:
             sample = _SAMPLE.validate_json(content)
-            newest = sample if isinstance(sample, Heartbeat) else newest
         except ValidationError as error:
             log.warning("sample not understood", host=host.name, error=str(error))
-    if newest is None:
-        return
-    new_agent = newest.agent_boot != host.agent_boot
-    with transaction.atomic():
-        fleet.heard(host, newest)
-        _renew_leases(host, newest, new_agent=new_agent)
+            continue
+        if isinstance(sample, MetricsBatch):
+            batches.append((entry, sample))
+        else:
+            newest = sample
+    if newest is not None:
+        new_agent = newest.agent_boot != host.agent_boot
+        with transaction.atomic():
+            fleet.heard(host, newest)
+            _renew_leases(host, newest, new_agent=new_agent)
+    return batches
 
 
 def _renew_leases(host: Host, heartbeat: Heartbeat, *, new_agent: bool) -> None:

@@ -172,7 +172,7 @@ BOOT_A, BOOT_B = "00000000-0000-0000-0000-00000000000a", "00000000-0000-0000-000
 def test_a_heartbeat_makes_a_host_online_and_shows_its_clock_skew(fleet: Fleet) -> None:
     fleet.host.last_seen_at = None
     fleet.host.save()
-    take_samples(fleet.host, [heartbeat(BOOT_A)])
+    take_samples(fleet.host, [("1-0", heartbeat(BOOT_A))])
     fleet.host.refresh_from_db()
     assert fleet.host.is_online
     assert fleet.host.clock_skew_seconds == pytest.approx(-90, abs=2)
@@ -182,12 +182,12 @@ def test_a_heartbeat_makes_a_host_online_and_shows_its_clock_skew(fleet: Fleet) 
 def test_a_new_agent_has_lost_the_steps_that_it_does_not_name(broker: redis.Redis, fleet: Fleet) -> None:
     step = first_step(fleet.deploy())
     step.refresh_from_db()
-    take_samples(fleet.host, [heartbeat(BOOT_A)])
+    take_samples(fleet.host, [("1-0", heartbeat(BOOT_A))])
     take_reports(broker, fleet.host, [fleet.report(kind="step.started", step=step.pk, fence=step.fence)])
-    take_samples(fleet.host, [heartbeat(BOOT_A, running_steps=[step.pk])])
+    take_samples(fleet.host, [("1-0", heartbeat(BOOT_A, running_steps=[step.pk]))])
     step.refresh_from_db()
     assert (step.state, step.fence) == ("running", 1)
     fleet.host.refresh_from_db()
-    take_samples(fleet.host, [heartbeat(BOOT_B)])
+    take_samples(fleet.host, [("1-0", heartbeat(BOOT_B))])
     step.refresh_from_db()
     assert (step.state, step.fence) == ("queued", 2)

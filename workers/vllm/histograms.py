@@ -67,6 +67,11 @@ def added(histograms: Iterable[Histogram | None]) -> Histogram | None:
     present = [histogram for histogram in histograms if histogram is not None and histogram.bounds]
     if not present:
         return None
+    if len(present) == 1:
+        return present[0]
+    if all(histogram.bounds == present[0].bounds for histogram in present):
+        columns = zip(*(histogram.counts for histogram in present), strict=True)
+        return Histogram(present[0].bounds, tuple(map(sum, columns)), sum(histogram.total for histogram in present))
     shared = set(present[0].bounds).intersection(*(histogram.bounds for histogram in present[1:]))
     bounds = tuple(bound for bound in present[0].bounds if bound in shared)
     counts = [0.0] * len(bounds)

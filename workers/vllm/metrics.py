@@ -67,6 +67,20 @@ class MetricsSample:
     cache: CachePool | None = None
 
 
+COUNTERS = (
+    "prompt_tokens",
+    "cached_prompt_tokens",
+    "generation_tokens",
+    "preemptions",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "spec_draft_tokens",
+    "spec_accepted_tokens",
+    "corrupted_requests",
+)
+"""Fields that count from the start of the engine's process."""
+HISTOGRAMS = ("time_to_first_token", "inter_token_latency", "e2e_latency", "queue_wait")
+"""Fields that are histograms, in seconds."""
 # Field -> the metric's names, the newest first: some versions export a metric under two names at once.
 _ADDED = {
     "requests_running": ("vllm:num_requests_running",),

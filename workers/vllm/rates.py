@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from workers.vllm.histograms import Histogram
-from workers.vllm.metrics import MetricsSample
+from workers.vllm.metrics import COUNTERS, HISTOGRAMS, MetricsSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,20 @@ class Activity:
     queue_wait: Histogram | None
 
 
-def activity_between(earlier: MetricsSample, later: MetricsSample) -> Activity | None:
-    """What happened from `earlier` to `later`; None if `later` isn't later.
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """By how much everything that counts has grown between two samples. A name that is missing is not counted at all."""
+
+    seconds: float
+    restarted: bool
+    counters: Mapping[str, float]  # by the names of MetricsSample
+    finished: Mapping[str, float]  # number of requests by reason
+    admission_rejections: Mapping[str, float]  # by reason
+    histograms: Mapping[str, Histogram]  # what was observed in between
+
+
+def growth_between(earlier: MetricsSample, later: MetricsSample) -> Growth | None:
+    """By how much the counts grew from `earlier` to `later`; None if `later` isn't later.
 
     If the process restarted in between, its counters began again at zero: then what it counted since is all that can be
     known, and what it counted before it ended is lost. A restart shows by its start time or by a counter that fell.
@@ -41,37 +53,49 @@ def activity_between(earlier: MetricsSample, later: MetricsSample) -> Activity |
         return None
     restarted = _restarted(earlier, later)
     before = MetricsSample(taken_at=earlier.taken_at) if restarted else earlier
-    finished = {
-        reason: grown
-        for reason, count in later.finished.items()
-        if (grown := _grown(before.finished.get(reason, 0.0), count)) is not None
-    }
-    rejections = [
-        _grown(before.admission_rejections.get(reason, 0.0), count) or 0.0
-        for reason, count in later.admission_rejections.items()
-    ]
-    return Activity(
+    counters = {name: _grown(getattr(before, name), getattr(later, name)) for name in COUNTERS}
+    windows = {name: _window(getattr(before, name), getattr(later, name)) for name in HISTOGRAMS}
+    return Growth(
         seconds=seconds,
         restarted=restarted,
-        prompt_tokens_per_second=_per_second(before.prompt_tokens, later.prompt_tokens, seconds),
-        generation_tokens_per_second=_per_second(before.generation_tokens, later.generation_tokens, seconds),
-        preemptions_per_second=_per_second(before.preemptions, later.preemptions, seconds),
-        requests_per_second=sum(finished.values()) / seconds if later.finished else None,
-        finished=finished,
-        admission_rejections=sum(rejections) if rejections else None,
-        prefix_cache_hit_share=_share(
-            _grown(before.prefix_cache_hits, later.prefix_cache_hits),
-            _grown(before.prefix_cache_queries, later.prefix_cache_queries),
-        ),
-        spec_acceptance_share=_share(
-            _grown(before.spec_accepted_tokens, later.spec_accepted_tokens),
-            _grown(before.spec_draft_tokens, later.spec_draft_tokens),
-        ),
-        time_to_first_token=_window(before.time_to_first_token, later.time_to_first_token),
-        inter_token_latency=_window(before.inter_token_latency, later.inter_token_latency),
-        e2e_latency=_window(before.e2e_latency, later.e2e_latency),
-        queue_wait=_window(before.queue_wait, later.queue_wait),
+        counters={name: grown for name, grown in counters.items() if grown is not None},
+        finished=_grown_by_reason(before.finished, later.finished),
+        admission_rejections=_grown_by_reason(before.admission_rejections, later.admission_rejections),
+        histograms={name: window for name, window in windows.items() if window is not None},
     )
+
+
+def activity_between(earlier: MetricsSample, later: MetricsSample) -> Activity | None:
+    """What happened from `earlier` to `later` as rates and shares; None if `later` isn't later. See `growth_between`."""
+    growth = growth_between(earlier, later)
+    if growth is None:
+        return None
+    counters, seconds = growth.counters, growth.seconds
+
+    def per_second(name: str) -> float | None:
+        return counters[name] / seconds if name in counters else None
+
+    rejections = growth.admission_rejections.values()
+    return Activity(
+        seconds=seconds,
+        restarted=growth.restarted,
+        prompt_tokens_per_second=per_second("prompt_tokens"),
+        generation_tokens_per_second=per_second("generation_tokens"),
+        preemptions_per_second=per_second("preemptions"),
+        requests_per_second=sum(growth.finished.values()) / seconds if growth.finished else None,
+        finished=growth.finished,
+        admission_rejections=sum(rejections) if rejections else None,
+        prefix_cache_hit_share=_share(counters.get("prefix_cache_hits"), counters.get("prefix_cache_queries")),
+        spec_acceptance_share=_share(counters.get("spec_accepted_tokens"), counters.get("spec_draft_tokens")),
+        time_to_first_token=growth.histograms.get("time_to_first_token"),
+        inter_token_latency=growth.histograms.get("inter_token_latency"),
+        e2e_latency=growth.histograms.get("e2e_latency"),
+        queue_wait=growth.histograms.get("queue_wait"),
+    )
+
+
+def _grown_by_reason(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    return {reason: _grown(before.get(reason), count) or 0.0 for reason, count in now.items()}
 
 
 def _restarted(earlier: MetricsSample, later: MetricsSample) -> bool:
@@ -91,11 +115,6 @@ def _grown(before: float | None, now: float | None) -> float | None:
     if now is None:
         return None
     return now if before is None or now < before else now - before
-
-
-def _per_second(before: float | None, now: float | None, seconds: float) -> float | None:
-    grown = _grown(before, now)
-    return None if grown is None else grown / seconds
 
 
 def _share(part: float | None, whole: float | None) -> float | None:

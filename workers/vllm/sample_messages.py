@@ -9,24 +9,10 @@ from uuid import UUID
 
 from workers.contracts import HistogramSample, InstanceSample
 from workers.vllm.histograms import Histogram
-from workers.vllm.metrics import MetricsSample
+from workers.vllm.metrics import COUNTERS, HISTOGRAMS, MetricsSample
 
 GAUGES = ("requests_running", "requests_waiting", "kv_cache_usage", "kv_offload_usage", "resident_bytes")
 """Fields of a sample that say how it is now."""
-COUNTERS = (
-    "prompt_tokens",
-    "cached_prompt_tokens",
-    "generation_tokens",
-    "preemptions",
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "spec_draft_tokens",
-    "spec_accepted_tokens",
-    "corrupted_requests",
-)
-"""Fields that count from the start of the engine's process."""
-HISTOGRAMS = ("time_to_first_token", "inter_token_latency", "e2e_latency", "queue_wait")
-"""Fields that are histograms, in seconds."""
 _KNOWN = frozenset(field.name for field in fields(MetricsSample))
 
 
