@@ -426,12 +426,14 @@ class EngineFacts(Message):
 
 
 class HostInventory(Message):
-    """What a host has. Sent at start, on change, and every ten minutes."""
+    """What a host has. Sent at start, on change, and every ten minutes. `facts["host"]` is `workers.host_facts.HostFacts`."""
 
     kind: Literal["host.inventory"] = "host.inventory"
     agent_version: str
     contract: int
     devices: list[DeviceFacts]
+    devices_known: bool = True
+    """False: the host has not looked at its GPUs yet, so nothing follows from a device that is missing here."""
     engines: list[EngineFacts]
     facts: dict[str, Any] = {}
 
@@ -536,3 +538,4 @@ class Heartbeat(Message):
     generation: Generation | None
     running_steps: list[int] = []
     vitals: dict[str, Any] = {}
+    """Numbers of the moment; `vitals["live"]` is `workers.host_facts.Live`."""

@@ -239,6 +239,8 @@ class HostUnderTest:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                # Nothing listens there, so that no test asks a real hub.
+                env=os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9"},
             )
         self.agents.append(agent)
         return agent

@@ -35,6 +35,7 @@ from workers.host.step_runner import cancel_step
 from workers.host.supervised import Surroundings
 from workers.host.supervisor import TICK_SECONDS, Supervisor, forget_old_instances
 from workers.host.vitals import agent_version, inventory, vitals
+from workers.host.watcher_process import WatcherProcess
 from workers.host.worker_process import WorkerProcess
 from workers.host_config import HostConfig
 
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
 _INVENTORY_SECONDS = 600.0
+_FIRST_LOOK_SECONDS = 15.0
+"""How long the first inventory waits for the devices; a host whose driver hangs is told without them."""
 _HOUSEKEEPING_SECONDS = 3600.0
 _BRING_UP_THREADS = 32
 
@@ -59,9 +62,11 @@ class Agent:
         self._logs = LogSender(config.name)
         self._worker = WorkerProcess(config_path)
         self._offers = Offers(self._desired, config.state_dir, config_path)
+        self._watcher = WatcherProcess(config_path, config.state_dir)
         self._look_at_desired = asyncio.Event()
-        self._engines: tuple[tuple[str, int], ...] | None = None
+        self._told: tuple[tuple[tuple[str, int], ...], int] | None = None
         self._inventory_at = float("-inf")
+        self._started_at = time.monotonic()
 
     async def run(self) -> None:
         """Supervise until asked to end."""
@@ -86,6 +91,7 @@ class Agent:
         await end(tasks)
         supervisor.close()
         self._offers.close()
+        await self._watcher.end()
         await self._worker.end()
         threads.shutdown(wait=False, cancel_futures=True)
         self._outbox.close()
@@ -98,11 +104,12 @@ class Agent:
         every = _repeat
         return [
             every(TICK_SECONDS, supervisor.tick),
-            every(1.0, self._tell_inventory),
+            every(0.5, self._tell_inventory),
             every(1.0, self._apply_cancellations),
             every(_HOUSEKEEPING_SECONDS, lambda: self._keep_house(host)),
             every(0.2, self._worker.keep_alive),
             every(OFFERS_TICK_SECONDS, self._offers.tick),
+            every(1.0, self._watcher.keep_alive),
             _for_ever("reports", lambda: keep_connected("reports", url, self._reports.session)),
             _for_ever("logs", lambda: keep_connected("logs", url, self._logs.session)),
             _for_ever("sampling", sampler.run),
@@ -158,7 +165,7 @@ class Agent:
             at=time.time(),
             generation=supervisor.reflected,
             running_steps=sorted({*running_steps(state_dir), *slots.parked_steps(state_dir)}),
-            vitals=vitals(self._config)
+            vitals=vitals(self._config, self._watcher.live())
             | {"instances_running": supervisor.running(), "reports_waiting": self._outbox.depth()},
         )
         await client.xadd(
@@ -188,9 +195,12 @@ class Agent:
             )
 
     def _tell_inventory(self) -> None:
-        signature = register_signature(self._config.engines_dir)
-        if signature != self._engines or time.monotonic() - self._inventory_at > _INVENTORY_SECONDS:
-            self._engines, self._inventory_at = signature, time.monotonic()
+        now = time.monotonic()
+        if self._watcher.facts_number == 0 and now - self._started_at < _FIRST_LOOK_SECONDS:
+            return
+        what = register_signature(self._config.engines_dir), self._watcher.facts_number
+        if what != self._told or now - self._inventory_at > _INVENTORY_SECONDS:
+            self._told, self._inventory_at = what, now
             self._outbox.add(inventory(self._config))
 
     def _keep_house(self, host: Surroundings) -> None:

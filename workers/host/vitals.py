@@ -1,24 +1,26 @@
-"""What this host is and how it is: devices, engines, memory, load."""
+"""What this host is and how it is, put together for the console from what the sampler saw. Nothing here waits for a device."""
 
 import importlib.metadata
-import logging
 import platform
 import shutil
 import socket
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import psutil
-import pynvml
+from pydantic import ValidationError
 
 from workers.contracts import CONTRACT, DeviceFacts, HostInventory
 from workers.host.engines import all_engines
+from workers.host.files import read_json
+from workers.host.inventory.cpu import read_cpu
 from workers.host.processes import boot_id
+from workers.host.sampler_process import FACTS_FILE
 from workers.host_config import HostConfig
+from workers.host_facts import Cpu, Gpu, GpuReading, HostFacts, Live
 from workers.sealing import public_key_of
 
-logger = logging.getLogger(__name__)
+_NAME_LENGTH = 120
+_UUID_LENGTH = 80
 
 
 def agent_version() -> str:
@@ -29,12 +31,26 @@ def agent_version() -> str:
         return "unpackaged"
 
 
+def stored_facts(config: HostConfig) -> tuple[HostFacts, GpuReading] | None:
+    """What the sampler last found; None before its first look."""
+    raw = read_json(config.state_dir / FACTS_FILE)
+    if raw is None:
+        return None
+    try:
+        return HostFacts.model_validate(raw.get("host")), GpuReading.model_validate(raw.get("reading"))
+    except ValidationError:
+        return None  # of another version; the next look replaces it
+
+
 def inventory(config: HostConfig) -> HostInventory:
-    """What the host has, for the console's pages and checks."""
+    """What the host has, for the console's pages and checks. Before the sampler's first look: without its devices."""
+    stored = stored_facts(config)
+    facts, reading = stored or (HostFacts(cpu=read_cpu(), gpus=GpuReading(source="pending")), GpuReading())
     return HostInventory(
         agent_version=agent_version(),
         contract=CONTRACT,
-        devices=[_cpu(), *_gpus()],
+        devices=[_cpu(facts.cpu), *(_gpu(gpu, reading) for gpu in reading.gpus)],
+        devices_known=stored is not None,
         engines=[engine.facts(config.engines_dir) for engine in all_engines(config.engines_dir)],
         facts={
             "hostname": socket.gethostname(),
@@ -48,14 +64,16 @@ def inventory(config: HostConfig) -> HostInventory:
             "engines_dir": str(config.engines_dir),
             "port_range": list(config.port_range),
             "disk_total": shutil.disk_usage(config.state_dir).total,
+            "host": facts.model_dump(mode="json", exclude_defaults=True),
         },
     )
 
 
-def vitals(config: HostConfig) -> dict[str, Any]:
+def vitals(config: HostConfig, live: Live | None = None) -> dict[str, Any]:
     """How the host is now. Bytes, fractions 0 to 1, and the load average of the last minute."""
     memory = psutil.virtual_memory()
     disk = shutil.disk_usage(config.state_dir)
+    gpus = live.gpus.gpus if live is not None else []
     return {
         "cpu_used": psutil.cpu_percent() / 100,
         "load_1m": psutil.getloadavg()[0],
@@ -63,76 +81,46 @@ def vitals(config: HostConfig) -> dict[str, Any]:
         "memory_available": memory.available,
         "disk_total": disk.total,
         "disk_free": disk.free,
-        "gpus": [
-            {"uuid": gpu.uuid, "memory_free": gpu.memory_free, "memory_total": gpu.memory_total} for gpu in _gpus()
-        ],
-    }
+        "gpus": [{"uuid": gpu.uuid, "memory_free": gpu.memory_free, "memory_total": gpu.memory_total} for gpu in gpus],
+    } | ({"live": live.model_dump(mode="json", exclude_defaults=True)} if live is not None else {})
 
 
-def _cpu() -> DeviceFacts:
+def _cpu(cpu: Cpu) -> DeviceFacts:
     memory = psutil.virtual_memory()
-    flags = _cpu_flags()
     return DeviceFacts(
         kind="cpu",
         index=0,
         uuid="cpu",
-        name=_cpu_name(),
+        name=(cpu.name or "CPU")[:_NAME_LENGTH],
         memory_total=memory.total,
         memory_free=memory.available,
         details={
-            "cores": psutil.cpu_count(logical=False),
-            "threads": psutil.cpu_count(),
-            "avx512": any(flag.startswith("avx512") for flag in flags),
-            "amx": "amx_bf16" in flags,
+            "cores": cpu.cores,
+            "threads": cpu.threads,
+            "usable": cpu.usable,
+            "features": cpu.features,
+            "nodes": len(cpu.nodes),
+            "avx512": any(feature.startswith("avx512") for feature in cpu.features),
+            "amx": "amx_bf16" in cpu.features,
         },
     )
 
 
-def _cpu_name() -> str:
-    return next((value for name, value in _cpu_info() if name == "model name"), platform.processor() or "CPU")
-
-
-def _cpu_flags() -> set[str]:
-    return set(next((value for name, value in _cpu_info() if name in ("flags", "Features")), "").split())
-
-
-def _cpu_info() -> list[tuple[str, str]]:
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        return [(name.strip(), value.strip()) for name, _colon, value in (line.partition(":") for line in lines)]
-    return []
-
-
-def _gpus() -> list[DeviceFacts]:
-    """All NVIDIA GPUs; none if there is no driver."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        return [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError as error:
-        logger.warning("the GPUs can't be read: %s", error)
-        return []
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-
-
-def _gpu(index: int) -> DeviceFacts:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+def _gpu(gpu: Gpu, reading: GpuReading) -> DeviceFacts:
+    free = gpu.memory_free if gpu.memory_free is not None else gpu.memory_total
     return DeviceFacts(
         kind="gpu",
-        index=index,
-        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-        name=_text(pynvml.nvmlDeviceGetName(handle)),
-        memory_total=memory.total,
-        memory_free=memory.free,
-        details={"capability": f"{major}.{minor}", "driver": _text(pynvml.nvmlSystemGetDriverVersion())},
+        index=gpu.index,
+        uuid=gpu.uuid[:_UUID_LENGTH],
+        name=gpu.name[:_NAME_LENGTH],
+        memory_total=gpu.memory_total,
+        memory_free=free,
+        details={
+            "capability": gpu.capability,
+            "driver": reading.driver,
+            "cuda": reading.cuda,
+            "bus_id": gpu.bus_id,
+            "divided": not gpu.usable,
+            "mig": gpu.mig.model_dump(mode="json") if gpu.mig else None,
+        },
     )
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
