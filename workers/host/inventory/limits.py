@@ -46,8 +46,8 @@ def _used(directory: Path, name: str) -> int | None:
     used = _words(directory / name)
     if not used:
         return None
-    statistics = dict(zip(*[iter(_words(directory / "memory.stat"))] * 2, strict=False))
-    cache = int(statistics.get("inactive_file", statistics.get("total_inactive_file", 0)))
+    statistics = dict(line.split() for line in _lines(directory / "memory.stat") if line.count(" ") == 1)
+    cache = int(statistics.get("inactive_file") or statistics.get("total_inactive_file") or 0)
     return max(0, int(used[0]) - cache)
 
 

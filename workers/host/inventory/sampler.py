@@ -15,7 +15,6 @@ from workers.host.engines import all_engines
 from workers.host.inventory.cpu import read_cpu
 from workers.host.inventory.engine_environment import read_engine
 from workers.host.inventory.gpus import read_gpus
-from workers.host.inventory.hub import ask_hub
 from workers.host.inventory.limits import read_disks, read_limits, read_memory, shm
 from workers.host.inventory.owners import ProcessTable, find_strangers, memory_of_instances, named
 from workers.host.inventory.system import find_accelerators, read_surroundings, read_system
@@ -89,6 +88,8 @@ class Sampler:
         self._tell_if_new()
         now = time.monotonic()
         if now - self._hub_at >= HUB_SECONDS:
+            from workers.host.inventory.hub import ask_hub  # an HTTP client is slow to load: devices come first
+
             # Last, because a hub that doesn't answer takes its seconds.
             self._hub, self._hub_at = ask_hub(os.environ), now
             self._tell_if_new()
