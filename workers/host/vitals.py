@@ -1,4 +1,4 @@
-"""What this host is and how it is, put together for the console from what the sampler saw. Nothing here waits for a device."""
+"""What this host is and how it is, put together for the console from what the watcher saw. Nothing here waits for a device."""
 
 import importlib.metadata
 import platform
@@ -14,7 +14,7 @@ from workers.host.engines import all_engines
 from workers.host.files import read_json
 from workers.host.inventory.cpu import read_cpu
 from workers.host.processes import boot_id
-from workers.host.sampler_process import FACTS_FILE
+from workers.host.watcher_process import FACTS_FILE
 from workers.host_config import HostConfig
 from workers.host_facts import Cpu, Gpu, GpuReading, HostFacts, Live
 from workers.sealing import public_key_of
@@ -32,7 +32,7 @@ def agent_version() -> str:
 
 
 def stored_facts(config: HostConfig) -> tuple[HostFacts, GpuReading] | None:
-    """What the sampler last found; None before its first look."""
+    """What the watcher last found; None before its first look."""
     raw = read_json(config.state_dir / FACTS_FILE)
     if raw is None:
         return None
@@ -43,7 +43,7 @@ def stored_facts(config: HostConfig) -> tuple[HostFacts, GpuReading] | None:
 
 
 def inventory(config: HostConfig) -> HostInventory:
-    """What the host has, for the console's pages and checks. Before the sampler's first look: without its devices."""
+    """What the host has, for the console's pages and checks. Before the watcher's first look: without its devices."""
     stored = stored_facts(config)
     facts, reading = stored or (HostFacts(cpu=read_cpu(), gpus=GpuReading(source="pending")), GpuReading())
     return HostInventory(

@@ -1,6 +1,6 @@
 """The GPUs of this machine: through NVML, else `nvidia-smi`, else none with the reason.
 
-Called in the sampler's own process only: a driver that hangs takes its caller with it.
+Called in the watcher's own process only: a driver that hangs takes its caller with it.
 """
 
 import glob

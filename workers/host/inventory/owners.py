@@ -1,6 +1,6 @@
 """Whose process is it: one of our instances, or a stranger's; and which strangers are vLLM servers.
 
-Reading other processes' files may hang for as long as the kernel holds their memory map, so this runs in the sampler.
+Reading other processes' files may hang for as long as the kernel holds their memory map, so this runs in the watcher.
 """
 
 import os

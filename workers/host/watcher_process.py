@@ -1,4 +1,4 @@
-"""The agent's end of the sampler: keeps the process alive, reads its lines, and knows how old the last one is."""
+"""The agent's end of the watcher: keeps the process alive, reads its lines, and knows how old the last one is."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ FACTS_FILE = "host-facts.json"
 """Below the state directory: the last facts, so that steps needn't look again."""
 
 
-class SamplerProcess:
+class WatcherProcess:
     """Call `keep_alive` again and again, and `end` once. Everything else may be asked at any time and never waits."""
 
     def __init__(self, config_path: Path, state_dir: Path, *, hangs_seconds: float = _HANGS_SECONDS) -> None:
@@ -65,19 +65,19 @@ class SamplerProcess:
         return live.model_copy(update={"age_seconds": round(age, 1)})
 
     def keep_alive(self) -> None:
-        """Start the sampler if none runs. One that hangs is killed, and the next starts once the kernel let it go."""
+        """Start the watcher if none runs. One that hangs is killed, and the next starts once the kernel let it go."""
         now = time.monotonic()
         process = self._process
         if process is not None and process.poll() is None:
             if self.hangs and not self._killed:
-                logger.warning("the sampler has not answered for %.0f s, ending it", now - self._heard_at)
+                logger.warning("the watcher has not answered for %.0f s, ending it", now - self._heard_at)
                 process.kill()
                 self._killed = True
             return
         if process is not None:
             self._process = None
             self._start_again_at = now + self._pause
-            logger.warning("the sampler ended with code %s, next try in %.0f s", process.returncode, self._pause)
+            logger.warning("the watcher ended with code %s, next try in %.0f s", process.returncode, self._pause)
             self._pause = min(self._pause * 2, _MOST_PAUSE_SECONDS)
         if now >= self._start_again_at:
             self._start()
@@ -85,7 +85,7 @@ class SamplerProcess:
     def _start(self) -> None:
         self._killed = False
         self._heard_at = max(self._heard_at, time.monotonic() - self._hangs_seconds / 2)
-        module = "workers.host.inventory.sampler"
+        module = "workers.host.inventory.watcher"
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, "--config", str(self._config_path), "--parent", str(os.getpid())],
             cwd=_PACKAGE_ROOT,
@@ -93,7 +93,7 @@ class SamplerProcess:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        self._reader = Thread(target=self._read, args=(self._process,), name="sampler", daemon=True)
+        self._reader = Thread(target=self._read, args=(self._process,), name="watcher", daemon=True)
         self._reader.start()
 
     def _read(self, process: "subprocess.Popen[bytes]") -> None:
@@ -103,7 +103,7 @@ class SamplerProcess:
             try:
                 self._take(json.loads(line))
             except (ValueError, OSError, ValidationError) as error:
-                logger.warning("a line of the sampler can't be used: %s", error)
+                logger.warning("a line of the watcher can't be used: %s", error)
         process.stdout.close()
 
     def _take(self, said: dict[str, Any]) -> None:

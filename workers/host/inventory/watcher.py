@@ -1,4 +1,4 @@
-"""The sampler: a process of its own that looks at devices, processes and file systems, so that the agent never waits for them.
+"""The watcher: a process of its own that looks at devices, processes and file systems, so that the agent never waits for them.
 
 A driver that hangs, a dead network file system or a process whose memory map is locked blocks whoever asks, sometimes
 beyond SIGKILL. The agent therefore only reads lines from this process: `{"live": …}` every five seconds, `{"facts": …,
@@ -30,7 +30,7 @@ _NO_GPU_SECONDS = 60.0
 """How often a host without GPUs looks again: a driver may be installed while the agent runs."""
 
 
-class Sampler:
+class Watcher:
     """Looks, and writes one line for what it saw."""
 
     def __init__(self, config: HostConfig) -> None:
@@ -125,7 +125,7 @@ def signature_of(facts: HostFacts, reading: GpuReading) -> str:
 
 
 def main() -> None:
-    """`python -m workers.host.inventory.sampler --config FILE --parent PID`."""
+    """`python -m workers.host.inventory.watcher --config FILE --parent PID`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -133,7 +133,7 @@ def main() -> None:
     die_with_parent(given.parent)
     config = HostConfig.load(given.config)
     try:
-        Sampler(config).run()
+        Watcher(config).run()
     except BrokenPipeError:
         os._exit(0)  # the agent closed the pipe; there is nobody to tell
 
