@@ -19,9 +19,10 @@ def judge(
     engine: EngineEnvironment | None = None,
     *,
     clock_skew_seconds: float | None = None,
+    world_size: int | None = None,
 ) -> tuple[Line, ...]:
     """All lines, failures first. Without an engine: what holds for every engine of this host."""
-    judged = Judged(facts, gpus, engine, clock_skew_seconds)
+    judged = Judged(facts, gpus, engine, clock_skew_seconds, world_size)
     checks = (*_OF_HOST, *(environment_engine.CHECKS if engine is not None else ()))
     lines = [line for check in checks for line in check(judged)]
     return tuple(sorted(lines, key=lambda line: WORST_FIRST.index(line.verdict)))

@@ -51,10 +51,10 @@ def _gpus(judged: Judged) -> Iterator[Line]:
         verdict: Verdict = "failure" if judged.on_gpu and not reading.gpus else "warning"
         yield Line("environment.driver_state", verdict, "NVIDIA driver", reading.problem, "a driver that answers", fix)
     for gpu in reading.gpus:
-        yield from _health(gpu)
+        yield from _health(gpu, alone=len(judged.usable) == 1)
 
 
-def _health(gpu: Gpu) -> Iterator[Line]:
+def _health(gpu: Gpu, *, alone: bool) -> Iterator[Line]:
     name = f"GPU {gpu.index} ({gpu.name})"
     if gpu.ecc_uncorrected:
         fact = f"{gpu.ecc_uncorrected:,} uncorrectable memory errors since it was made"
@@ -62,7 +62,7 @@ def _health(gpu: Gpu) -> Iterator[Line]:
         fix = "Memory rows wait to be replaced: drain the host and reset the GPU." if gpu.rows_pending else ""
         yield Line("environment.ecc", verdict, name, fact, "none that wait for a reset", fix)
     if gpu.compute_mode in ("Prohibited", "Exclusive_Process", "Exclusive_Thread"):
-        verdict = "failure" if gpu.compute_mode == "Prohibited" else "warning"
+        verdict = "failure" if gpu.compute_mode == "Prohibited" and alone else "warning"
         fix = f"nvidia-smi -i {gpu.index} -c DEFAULT"
         yield Line("environment.compute_mode", verdict, name, f"compute mode {gpu.compute_mode}", "Default", fix)
     hot = [word for word in gpu.slowdowns if "thermal" in word or word == "hardware slowdown"]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from workers.host_facts import EngineEnvironment, Gpu
 from workers.vllm.compatibility import SCHEMES
 from workers.vllm.environment_cuda import capability_need, cuda_verdict, numbers
-from workers.vllm.environment_types import GIB, Check, Judged, Line, gib
+from workers.vllm.environment_types import GIB, Check, Judged, Line, Verdict, gib
 
 _TAKEN_WARNING = 1 * GIB
 
@@ -107,14 +107,17 @@ def _capability(judged: Judged) -> Iterator[Line]:
     engine = judged.engine
     if engine is None or not judged.on_gpu:
         return
-    for gpu in {(one.name, one.capability): one for one in judged.usable}.values():
+    kinds = {(one.name, one.capability): one for one in judged.usable}.values()
+    some_fit = any(one.capability and not capability_need(one.capability, engine.torch_cuda)[1] for one in kinds)
+    for gpu in kinds:
         title = f"Kernels for {gpu.name}"
         if not gpu.capability:
             yield Line("environment.capability", "unknown", title, "its compute capability is not known", "a known one")
             continue
-        need, reason = capability_need(gpu.capability, engine.torch_cuda)
+        need, fix = capability_need(gpu.capability, engine.torch_cuda)
+        bad: Verdict = "warning" if some_fit else "failure"
         fact = f"compute capability {gpu.capability}"
-        yield Line("environment.capability", "failure" if reason else "ok", title, fact, need, reason)
+        yield Line("environment.capability", bad if fix else "ok", title, fact, need, fix)
         yield _quantization(gpu, engine)
 
 

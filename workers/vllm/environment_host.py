@@ -140,16 +140,17 @@ def _shared_memory(judged: Judged) -> Iterator[Line]:
             "environment.shm",
             "unknown",
             title,
-            "no /dev/shm, or not told",  # noqa: S108 - its name in a sentence
+            "no /dev/shm, or not told",
             "a /dev/shm",
             "Mount a tmpfs there.",
         )
         return
     fact = f"/dev/shm has {gib(total)}"  # noqa: S108 - its name in a sentence
-    several = len(judged.usable) > 1
+    several = judged.world_size > 1 if judged.world_size is not None else len(judged.usable) > 1
     need = f"{gib(_SHM_FOR_PARALLEL)} for several GPUs" if several else f"{_SHM_LEAST >> 20} MiB"
     fix = "In a container: --shm-size=16g or --ipc=host. Elsewhere: mount -o remount,size=16G /dev/shm."
-    if total < _SHM_LEAST or (several and total <= _SHM_LEAST):
+    # 64 MiB is what containers get unasked: enough for one GPU, and the end of NCCL between several.
+    if total < _SHM_LEAST or (several and judged.world_size is not None and total <= _SHM_LEAST):
         yield Line("environment.shm", "failure", title, fact, need, fix)
     elif several and total < _SHM_FOR_PARALLEL:
         yield Line("environment.shm", "warning", title, fact, need, fix)

@@ -41,6 +41,8 @@ class Judged:
     gpus: GpuReading
     engine: EngineEnvironment | None = None
     clock_skew_seconds: float | None = None
+    world_size: int | None = None
+    """GPUs that one instance would use; None: the card is about the host, not about a deployment."""
 
     @property
     def on_gpu(self) -> bool:
