@@ -216,6 +216,8 @@ class DesiredState(Message):
     instances: list[InstanceOrder] = []
     cancelled_steps: list[StepCancellation] = []
     copy_offers: list[CopyOffer] = []
+    hold: str = ""
+    """Why the host must not end an engine that lives (a hung one, for instance) by itself; empty: it may."""
 
 
 class StepOrder(Message):

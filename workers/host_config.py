@@ -7,7 +7,7 @@ the host on its own machine; `slipway host join` writes it elsewhere.
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -47,6 +47,8 @@ class HostConfig(BaseModel):
     port_range: tuple[Port, Port] = DEFAULT_PORT_RANGE
     advertised_address: str = ""
     """Address under which other hosts reach this one; empty: the one with which it reaches the broker."""
+    driver: Literal["shim", "systemd"] = "shim"
+    """How engines are kept: by a process of ours alone, or by the same process in a systemd unit of its own."""
 
     @model_validator(mode="after")
     def _port_range_is_ordered(self) -> Self:

@@ -125,6 +125,7 @@ class Console:
         self._app = host_app(config.name, f"redis://127.0.0.1:{broker.port}/0")
         self._generation = 0
         self.epoch = 1
+        self.hold = ""
 
     def want(
         self,
@@ -140,6 +141,7 @@ class Console:
                 "instances": orders,
                 "cancelled_steps": cancelled or [],
                 "copy_offers": offers or [],
+                "hold": self.hold,
             }
         )
         self.redis.set(desired_key(self.host), state.model_dump_json())

@@ -131,7 +131,15 @@ class Engine:
 
     @property
     def hangs(self) -> bool:
-        return self.knobs.hang or bool(self.knobs.hang_on_file and Path(self.knobs.hang_on_file).exists())
+        """Told to, or because EngineCore or Worker is stopped: every token comes from them."""
+        told = self.knobs.hang or bool(self.knobs.hang_on_file and Path(self.knobs.hang_on_file).exists())
+        return told or any(_is_stopped(pid) for pid in self.compute_pids())
+
+    def compute_pids(self) -> list[int]:
+        if self.core is None:
+            return []
+        children = Path(f"/proc/{self.core.pid}/task/{self.core.pid}/children")
+        return [self.core.pid, *(int(pid) for pid in (children.read_text().split() if children.exists() else []))]
 
     def words(self, prompt: str) -> list[str]:
         if self.knobs.fickle:
@@ -170,6 +178,13 @@ _PARAGRAPH = (
     "shells and worn smooth by years of travel. Then night comes, and only the sound of the tide remains, steady as "
     "breathing, older than any map or lighthouse or song about it."
 )
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 class Handler(BaseHTTPRequestHandler):

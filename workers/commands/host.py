@@ -117,7 +117,7 @@ def _status(config: HostConfig, *, as_json: bool) -> int:
 def _stop(config: HostConfig, grace_seconds: float, *, as_json: bool) -> int:
     """Ask every shim to stop, then wait until the last process is gone."""
     from workers.host.agent_lock import AgentLock, AlreadyRunningError
-    from workers.host.drivers.shim import ShimDriver
+    from workers.host.drivers.choosing import driver_of
     from workers.host.instance_files import InstanceFiles
 
     try:
@@ -128,7 +128,7 @@ def _stop(config: HostConfig, grace_seconds: float, *, as_json: bool) -> int:
         if as_json:
             print(json.dumps({"host": config.name, "stopped": [], "left": None, "error": str(error)}))
         return 1
-    driver = ShimDriver()
+    driver = driver_of(config)
     everything = InstanceFiles.all_in(config.state_dir)
     waiting = [files for files in everything if (state := files.state()) is not None and state.unfinished]
     for files in waiting:

@@ -21,7 +21,7 @@ from workers.contracts import Heartbeat, StepProgress, desired_key, doorbell_cha
 from workers.host import slots
 from workers.host.agent_lock import AgentLock
 from workers.host.desired import DesiredStore
-from workers.host.drivers.shim import ShimDriver
+from workers.host.drivers.choosing import driver_of
 from workers.host.engines import register_signature
 from workers.host.logs import LogSender
 from workers.host.offers import TICK_SECONDS as OFFERS_TICK_SECONDS
@@ -78,9 +78,10 @@ class Agent:
         threads = ThreadPoolExecutor(_BRING_UP_THREADS, thread_name_prefix="bring-up")
         host = Surroundings(
             config=self._config,
-            driver=ShimDriver(),
+            driver=driver_of(self._config),
             report=self._outbox.add,
             logs=self._logs,
+            sampled=lambda instance: sampler.latest.get(instance),
             threads=threads,
         )
         supervisor = Supervisor(self._desired, host)

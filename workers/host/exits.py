@@ -2,12 +2,13 @@
 
 import io
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from workers.contracts import Failure
 from workers.host.instance_files import Attempt, InstanceFiles
-from workers.vllm.diagnosis import Diagnosis, diagnose_file, diagnose_stream
+from workers.vllm.diagnosis import Diagnosis, catalog, diagnose_file, diagnose_stream
 
 _WHOLE_LOG_BYTES = 32 * 2**20
 _END_BYTES = 16 * 2**20
@@ -37,6 +38,11 @@ def explain(attempt: Attempt, diagnosis: Diagnosis, files: InstanceFiles) -> Fai
     ended = f"the engine ended after {seconds:.1f} s with {describe_exit_code(attempt.exit_code)}"
     if attempt.reason:
         ended += f" ({attempt.reason})"
+    if attempt.failure:
+        known = Failure.model_validate(attempt.failure)
+        evidence = [{"line": item.line, "text": item.text} for item in diagnosis.evidence]
+        return known.model_copy(update={"message": f"{known.message}; it was ended after {seconds:.0f} s", "evidence":
+                                        known.evidence or evidence})  # fmt: skip
     if not diagnosis.is_healthy:
         evidence = [{"line": item.line, "text": item.text} for item in diagnosis.evidence]
         return Failure(
@@ -47,6 +53,25 @@ def explain(attempt: Attempt, diagnosis: Diagnosis, files: InstanceFiles) -> Fai
         message=f"{ended}, and its log shows no error",
         next="Read the end of its log. If something outside ended it (a person, the system short of memory), restart.",
         evidence=last_lines(files.log(attempt.number)),
+    )
+
+
+def with_known_cause(attempt: Attempt, diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis of an attempt that the agent had ended says why; what its log shows comes after that."""
+    if not attempt.failure:
+        return diagnosis
+    known = Failure.model_validate(attempt.failure)
+    entry = catalog().get(known.code) or catalog()["engine.hung"]
+    also = diagnosis.also if diagnosis.is_healthy else (diagnosis.code, *diagnosis.also)
+    return replace(
+        diagnosis,
+        code=entry.code,
+        title=entry.title,
+        message=known.message,
+        confidence=1.0,
+        fix=known.next or entry.fix,
+        links=entry.links,
+        also=tuple(code for code in also if code != entry.code),
     )
 
 

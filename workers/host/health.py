@@ -1,6 +1,7 @@
 """Asking one engine again and again whether it is alive."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 from workers.host.launching import LISTEN_ADDRESS
@@ -20,6 +21,8 @@ class Health:
     listening: bool = False
     """It has answered 200 at least once."""
     failures: int = 0
+    failing_since: float | None = None
+    """When, on the monotonic clock, the first of the failures in a row was asked for; None while it answers."""
 
     @property
     def unhealthy(self) -> bool:
@@ -30,7 +33,9 @@ class Health:
 async def watch_health(port: int, health: Health) -> None:
     """Keep `health` current until cancelled."""
     while True:
+        asked_at = time.monotonic()
         good = await is_healthy(port)
+        health.failing_since = None if good else health.failing_since or asked_at
         health.failures = 0 if good else health.failures + 1
         health.listening = health.listening or good
         await asyncio.sleep(_EVERY_SECONDS if health.listening else _EVERY_SECONDS_WHILE_STARTING)

@@ -2,7 +2,7 @@
 
 <state_dir>/instances/<uuid>/
     order.json               the InstanceOrder that runs (secrets sealed)
-    spec.json, state.json, ready, stop.json, lock, attempts/NNNN/{attempt.json, log}     see workers.host.shim
+    spec.json, state.json, ready, stop.json, fail.json, lock, attempts/NNNN/{attempt.json, log}     see workers.host.shim
     refused.json             why a start was not even tried
     attempts/NNNN/bring-up.json   how far bring-up is with this process
     attempts/NNNN/reported.json   which reports about this attempt have been written to the outbox
@@ -76,6 +76,8 @@ class Attempt:
     killed: bool
     log_bytes: int
     reason: str
+    failure: dict[str, Any] | None
+    """Why the agent had it ended (it hung, it was late), as a `Failure`; None if it ended by itself or was stopped."""
 
 
 class InstanceFiles:
@@ -154,6 +156,7 @@ class InstanceFiles:
             "killed": False,
             "log_bytes": 0,
             "reason": "",
+            "failure": None,
         }
         known: dict[str, Any] = {name: raw.get(name, optional.get(name)) for name in Attempt.__dataclass_fields__}
         return Attempt(**known)

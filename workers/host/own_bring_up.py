@@ -117,4 +117,4 @@ class OwnBringUp:
         logger.warning("instance %s: bring-up failed: %s", self._target.files.instance, failure.message)
         self.failure = failure
         if failure.code == "instance.start_deadline":
-            self._driver.fail(self._target.files)
+            self._driver.fail(self._target.files, failure)

@@ -73,7 +73,8 @@ def family_of(
 
     It belongs to the instance if it carries the ownership variable, or if it is in the engine's `session` *and* works
     in or writes to the instance's `directory` (engines that set their process title overwrite their environment, so
-    that the variable alone would miss them: vLLM's EngineCore and Worker do). Descendants of `ancestor` belong to it too.
+    that the variable alone would miss them: vLLM's EngineCore and Worker do), or if it is in a systemd unit of this
+    instance, which no process can leave. Descendants of `ancestor` belong to it too.
     """
     own = os.getpid()
     processes = [process for process in all_processes() if process.pid != own and not process.zombie]
@@ -85,6 +86,7 @@ def family_of(
         if process.pid in descendants
         or _carries(process.pid, token)
         or (session is not None and process.session == session and _uses(process.pid, directory))
+        or _is_in_unit_of(process.pid, instance)
     ]
 
 
@@ -106,6 +108,13 @@ def descendants_of(ancestor: int, processes: Iterable[ProcessFacts]) -> set[int]
 def _carries(pid: int, token: bytes) -> bool:
     try:
         return token in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _is_in_unit_of(pid: int, instance: str) -> bool:
+    try:
+        return f"/slipway-{instance}-".encode() in Path(f"/proc/{pid}/cgroup").read_bytes()
     except OSError:
         return False
 

@@ -8,6 +8,7 @@ library only (about 12 MB resident). Its environment *is* the engine's environme
     DIR/lock                 held while a shim lives: one per instance, freed by the kernel on any death
     DIR/ready                written by bring-up: the `start` number that once was ready
     DIR/stop.json            grace of the stop that is asked for by SIGTERM
+    DIR/fail.json            attempt and cause of the failure that is asked for by SIGUSR1
     DIR/attempts/0001/       one directory per engine process: attempt.json and log, never overwritten
 
 SIGTERM stops the engine: TERM to its main process, after the grace time KILL to all of it. SIGUSR1 fails the running
@@ -211,6 +212,7 @@ class Shim:
             if self.stop_asked and self.stop_at is None:
                 self._begin_to_stop(self.engine)
             if self.fail_asked:
+                self._note_failure()
                 _kill(self.engine, signal.SIGKILL)
             left = None if self.stop_at is None else self.stop_at - time.monotonic()
             if left is not None and left <= 0:
@@ -218,6 +220,11 @@ class Shim:
                 self._end_family()
                 left = 0.2
             self._wait(left)
+
+    def _note_failure(self) -> None:
+        request = read_json(self.directory / "fail.json") or {}
+        if request.get("attempt") == self.attempt.get("number"):
+            self.attempt["failure"] = request.get("failure")
 
     def _begin_to_stop(self, engine: int) -> None:
         request = read_json(self.directory / "stop.json") or {}

@@ -11,30 +11,29 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from uuid import UUID
 
 from workers.contracts import (
-    AttemptEnded,
-    AttemptStarted,
     Body,
     Failure,
     Generation,
-    InstanceChecked,
     InstanceObserved,
     InstanceOrder,
     InstancePhase,
 )
 from workers.host import ports
+from workers.host.attempt_reports import AttemptReports
 from workers.host.bring_up import Target
 from workers.host.drivers import DriverError, EngineDriver
 from workers.host.engines import find_engine
-from workers.host.exits import diagnose_attempt, explain, explain_exit
 from workers.host.failures import StepFailedError
-from workers.host.files import read_json, write_json
 from workers.host.health import Health, watch_health
-from workers.host.instance_files import Attempt, InstanceFiles, ShimState
-from workers.host.launching import Launch, open_secrets, prepare_launch
+from workers.host.instance_files import InstanceFiles, ShimState
+from workers.host.launching import API_KEY, Launch, open_secrets, prepare_launch
+from workers.host.liveness import Liveness
 from workers.host.logs import LogSender
 from workers.host.own_bring_up import OwnBringUp
+from workers.host.sampling import Sampled
 from workers.host.sampling import Target as SampleTarget
 from workers.host_config import HostConfig
 
@@ -43,7 +42,6 @@ logger = logging.getLogger(__name__)
 _REPEAT_STOP_SECONDS = 5.0
 _REPEAT_ADOPT_SECONDS = 2.0
 _RETRY_REFUSED_SECONDS = 10.0
-_SHORTEST_SECRET = 8
 _BRINGING_UP = (InstancePhase.VALIDATING, InstancePhase.WARMING)
 
 
@@ -55,6 +53,8 @@ class Surroundings:
     driver: EngineDriver
     report: Callable[[Body], object]
     logs: LogSender
+    sampled: Callable[[UUID], Sampled | None]
+    """The last metrics of an instance's engine."""
     threads: Executor
     """For bring-ups, which take minutes; short work goes to the loop's own threads."""
 
@@ -79,24 +79,25 @@ class SupervisedInstance:
         self._host = host
         self._state_changed_at = -1
         self._work: asyncio.Task[None] | None = None
-        self._ending: asyncio.Task[None] | None = None
+        self._attempts = AttemptReports(files, host.report, host.logs, host.config.private_key)
         self._health: Health | None = None
         self._health_task: asyncio.Task[None] | None = None
         self._bring_up: OwnBringUp | None = None
         self._stop_asked_at = self._adopted_at = self._refused_at = float("-inf")
-        self._next_attempt: int | None = None
-        self._told_at: int | None = None
-        """The state's time up to which attempts were told; the shim writes the state after each change of one."""
         self._seen_attempt: int | None = None
         self._reported: Sight | None = None
-        self._causes: dict[int, Failure] = {}
-        self._validation_told: tuple[int, int] | None = None
+        self._liveness: Liveness | None = None
+        self._liveness_task: asyncio.Task[None] | None = None
+        self._hold = ""
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
-    def converge(self, order: InstanceOrder | None) -> None:
-        """Start, stop, restart or take over, whatever is missing. `order` None: unknown to the console, left alone."""
-        self.order = order
+    def converge(self, order: InstanceOrder | None, hold: str = "") -> None:
+        """Start, stop, restart or take over, whatever is missing. `order` None: unknown to the console, left alone.
+
+        `hold`: why nothing that lives may be ended without a person having asked for it; empty: it may.
+        """
+        self.order, self._hold = order, hold
         self._read_state()
         if self._work is not None and not self._work.done():
             return
@@ -117,8 +118,8 @@ class SupervisedInstance:
     @property
     def idle(self) -> bool:
         """True when nothing runs and nothing is left to report."""
-        busy = [self._work, self._ending]
-        return not self.unfinished and all(task is None or task.done() for task in busy)
+        working = self._work is not None and not self._work.done()
+        return not self.unfinished and not working and not self._attempts.busy
 
     @property
     def sampled(self) -> SampleTarget | None:
@@ -200,9 +201,9 @@ class SupervisedInstance:
     def observe(self, generation: Generation | None) -> None:
         """Report attempts and phase as far as they are new."""
         self.tell_attempts()
-        self._tell_validation()
+        self._attempts.tell_validation(self.state, self.order)
         self._watch_running()
-        if self._ending is not None and not self._ending.done():
+        if self._attempts.busy:
             return  # the cause of an end is told before the phase that follows from it
         if (sight := self._look()) is None:
             return
@@ -214,6 +215,10 @@ class SupervisedInstance:
             self._report(restart, generation)
         self._seen_attempt = state.attempt if state is not None else None
         self._report(sight, generation)
+
+    def tell_attempts(self) -> None:
+        """Report what is new about attempts."""
+        self._attempts.tell(self._state_changed_at)
 
     def close(self) -> None:
         """End what runs here in the agent; the instance itself goes on."""
@@ -254,7 +259,7 @@ class SupervisedInstance:
         if state.state == "crashed":
             if order is not None and order.run and order.start != state.start:
                 return None
-            cause = self._cause(state.attempt)
+            cause = self._attempts.cause(state.attempt)
             return Sight(InstancePhase.CRASHED, state.attempt, state.reason, cause) if cause is not None else None
         if state.state == "stopping":
             return Sight(InstancePhase.STOPPING, state.attempt)
@@ -267,6 +272,8 @@ class SupervisedInstance:
         if health is None or health.attempt != state.attempt:
             return Sight(InstancePhase.STARTING, state.attempt)
         if self.files.ready_attempt() == state.attempt:
+            if self._liveness is not None and (hang := self._liveness.failure) is not None:
+                return Sight(InstancePhase.UNHEALTHY, state.attempt, hang.message, hang)
             if health.unhealthy:
                 reason = f"/health failed {health.failures} times in a row"
                 return Sight(InstancePhase.UNHEALTHY, state.attempt, "/health fails" if health.listening else reason)
@@ -287,21 +294,9 @@ class SupervisedInstance:
 
     def _restart_seen(self, state: ShimState) -> Sight | None:
         ended = state.attempt if state.state == "backoff" else state.attempt - 1
-        if (cause := self._cause(ended)) is None:
+        if (cause := self._attempts.cause(ended)) is None:
             return None
         return Sight(InstancePhase.RESTARTING, ended, cause.message, cause)
-
-    def _cause(self, number: int) -> Failure | None:
-        """Why an attempt ended; `None` while a thread reads its log to find out."""
-        if number not in self._causes and (self._ending is None or self._ending.done()):
-            attempt = self.files.attempt(number)
-            if attempt is None:
-                return Failure(code="engine.exited", message="the engine ended, and its record is gone")
-            self._ending = asyncio.create_task(self._find_cause(attempt))
-        return self._causes.get(number)
-
-    async def _find_cause(self, attempt: Attempt) -> None:
-        self._causes[attempt.number] = await asyncio.to_thread(explain_exit, self.files, attempt)
 
     def _watch_running(self) -> None:
         state = self.state
@@ -316,11 +311,39 @@ class SupervisedInstance:
             self._health = Health(attempt=state.attempt)
             self._health_task = asyncio.create_task(watch_health(order.port, self._health))
         self._bring_up_if_needed(state)
+        self._watch_liveness(state)
 
     def _end_health_watch(self) -> None:
         if self._health_task is not None:
             self._health_task.cancel()
             self._health_task = self._health = None
+        if self._liveness_task is not None:
+            self._liveness_task.cancel()
+            self._liveness_task = self._liveness = None
+
+    def _watch_liveness(self, state: ShimState) -> None:
+        """From readiness on: is it still working?"""
+        order, health = self.files.order(), self._health
+        watched = self._liveness is not None and self._liveness.attempt == state.attempt
+        if watched or order is None or health is None or self.files.ready_attempt() != state.attempt:
+            return
+        try:
+            key = open_secrets(order, self._host.config.private_key).get(API_KEY, "")
+            python = find_engine(self._host.config.engines_dir, order.engine).python
+        except StepFailedError:
+            key, python = "", ""  # it runs, and can be watched without a token
+        self._liveness = Liveness(
+            files=self.files,
+            attempt=state.attempt,
+            order=order,
+            health=health,
+            sampled=lambda: self._host.sampled(self.files.instance),
+            key=key,
+            engine_python=python,
+            driver=self._host.driver,
+            held=lambda: self._hold,
+        )
+        self._liveness_task = asyncio.create_task(self._liveness.run())
 
     def _bring_up_if_needed(self, state: ShimState) -> None:
         order = self.order
@@ -335,90 +358,3 @@ class SupervisedInstance:
             target = Target(self.files, state.start, self._host.config.private_key)
             self._bring_up = OwnBringUp(target, state.attempt, order.start_deadline_seconds, self._host.driver)
         self._bring_up.go_on(self._host.threads)
-
-    # -- attempts ---------------------------------------------------------------------------------------------------
-
-    def tell_attempts(self) -> None:
-        """Report every attempt's start and end once, in order, whoever was watching when they happened."""
-        if (self._ending is not None and not self._ending.done()) or self._told_at == self._state_changed_at:
-            return
-        changed_at = self._state_changed_at
-        number = self._next_attempt if self._next_attempt is not None else self._first_unreported()
-        while (attempt := self.files.attempt(number)) is not None:
-            directory = self.files.attempt_directory(number)
-            reported = read_json(directory / "reported.json") or {}
-            self._host.logs.follow(self.files, number, self._secrets())
-            if not reported.get("started"):
-                self._host.report(self._started(attempt))
-                write_json(directory / "reported.json", {"started": True})
-            if attempt.ended_at is None:
-                break
-            self._host.logs.ended(self.files.instance, number)
-            if not reported.get("ended"):
-                self._next_attempt = number
-                self._ending = asyncio.create_task(self._tell_end(attempt))
-                return
-            number += 1
-        self._next_attempt, self._told_at = number, changed_at
-
-    def _tell_validation(self) -> None:
-        """Report the validation of the running attempt when there is a newer one than was reported."""
-        state, order = self.state, self.order
-        report = self.files.validation(state.attempt) if state is not None else None
-        if state is None or order is None or report is None or self._validation_told == (state.attempt, report["run"]):
-            return
-        self._validation_told = (state.attempt, report["run"])
-        told = self.files.attempt_directory(state.attempt) / "validation-told.json"
-        if (read_json(told) or {}).get("run") == report["run"]:
-            return  # by an agent before this one
-        fields = {name: report[name] for name in ("sound", "checks", "golden", "warnings")}
-        self._host.report(
-            InstanceChecked.model_validate(
-                {"instance": self.files.instance, "attempt": state.attempt, "engine": order.engine, **fields}
-            )
-        )
-        write_json(told, {"run": report["run"]})
-
-    def _first_unreported(self) -> int:
-        for number in self.files.attempt_numbers():
-            directory = self.files.attempt_directory(number)
-            if not (read_json(directory / "reported.json") or {}).get("ended"):
-                return number
-            if not (directory / "log-sent").exists():
-                self._host.logs.follow(self.files, number, self._secrets())
-                self._host.logs.ended(self.files.instance, number)
-        return max(self.files.attempt_numbers(), default=0) + 1
-
-    def _started(self, attempt: Attempt) -> AttemptStarted:
-        return AttemptStarted(
-            instance=self.files.instance,
-            number=attempt.number,
-            pid=attempt.pid,
-            argv=attempt.argv,
-            environment=attempt.environment,
-            started_at=attempt.started_at,
-        )
-
-    async def _tell_end(self, attempt: Attempt) -> None:
-        diagnosis = await asyncio.to_thread(diagnose_attempt, self.files, attempt)
-        self._causes[attempt.number] = explain(attempt, diagnosis, self.files)
-        self._host.report(
-            AttemptEnded(
-                instance=self.files.instance,
-                number=attempt.number,
-                exit_code=attempt.exit_code,
-                asked=attempt.asked,
-                ended_at=attempt.ended_at or 0.0,
-                log_bytes=attempt.log_bytes,
-                diagnosis={} if attempt.asked and diagnosis.is_healthy else diagnosis.as_dict(),
-            )
-        )
-        write_json(self.files.attempt_directory(attempt.number) / "reported.json", {"started": True, "ended": True})
-
-    def _secrets(self) -> list[bytes]:
-        order = self.files.order()
-        try:
-            opened = open_secrets(order, self._host.config.private_key) if order else {}
-        except StepFailedError:
-            return []
-        return [secret.encode() for secret in opened.values() if len(secret) >= _SHORTEST_SECRET]

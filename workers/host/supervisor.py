@@ -38,12 +38,13 @@ class Supervisor:
         state = self._desired.state
         generation = state.generation if state else None
         orders = {order.instance: order for order in state.instances} if state else {}
+        hold = state.hold if state else ""
         for instance in orders.keys() - self._instances.keys():
             files = InstanceFiles.of(self._host.config.state_dir, instance)
             self._instances[instance] = SupervisedInstance(files, self._host)
         for instance, supervised in list(self._instances.items()):
             try:
-                supervised.converge(orders.get(instance))
+                supervised.converge(orders.get(instance), hold)
                 if instance in orders or supervised.unfinished or not supervised.idle:
                     supervised.observe(generation)
                 else:

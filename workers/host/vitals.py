@@ -10,6 +10,7 @@ import psutil
 from pydantic import ValidationError
 
 from workers.contracts import CONTRACT, DeviceFacts, HostInventory
+from workers.host.drivers.choosing import driver_facts
 from workers.host.engines import all_engines
 from workers.host.files import read_json
 from workers.host.inventory.cpu import read_cpu
@@ -65,6 +66,7 @@ def inventory(config: HostConfig) -> HostInventory:
             "port_range": list(config.port_range),
             "disk_total": shutil.disk_usage(config.state_dir).total,
             "host": facts.model_dump(mode="json", exclude_defaults=True),
+            **driver_facts(config),
         },
     )
 

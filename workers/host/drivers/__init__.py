@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from workers.contracts import Failure
 from workers.host.instance_files import InstanceFiles, ShimState
 from workers.host.launching import Launch
 
@@ -22,8 +23,8 @@ class EngineDriver(Protocol):
     def stop(self, files: InstanceFiles, grace_seconds: float) -> None:
         """Ask for an orderly end; after `grace_seconds` every process of the instance is killed."""
 
-    def fail(self, files: InstanceFiles) -> None:
-        """End the running attempt as a failure, so that the restart policy decides what follows."""
+    def fail(self, files: InstanceFiles, failure: Failure) -> None:
+        """End the running attempt as a failure with this cause, so that the restart policy decides what follows."""
 
     def status(self, files: InstanceFiles) -> ShimState | None:
         """What is known of the instance; `None` if it was never started here."""

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from workers.contracts import Failure
 from workers.host.drivers import DriverError
 from workers.host.files import write_json
 from workers.host.instance_files import InstanceFiles, ShimState
 from workers.host.launching import Launch
 
-_PACKAGE_ROOT = Path(__file__).resolve().parents[3]
-_START_TIMEOUT_SECONDS = 20
+PACKAGE_ROOT = Path(__file__).resolve().parents[3]
+START_TIMEOUT_SECONDS = 20
 
 
 class ShimDriver:
@@ -33,8 +34,14 @@ class ShimDriver:
         if not self._signal(files, signal.SIGTERM):
             self._run(files, {name: value for name, value in os.environ.items() if name == "PATH"}, "--stop")
 
-    def fail(self, files: InstanceFiles) -> None:
-        """Let the shim kill the running attempt."""
+    def fail(self, files: InstanceFiles, failure: Failure) -> None:
+        """Let the shim kill the running attempt and keep the cause with it."""
+        state = files.state()
+        if state is None:
+            return
+        write_json(
+            files.directory / "fail.json", {"attempt": state.attempt, "failure": failure.model_dump(mode="json")}
+        )
         self._signal(files, signal.SIGUSR1)
 
     def status(self, files: InstanceFiles) -> ShimState | None:
@@ -65,13 +72,13 @@ class ShimDriver:
             try:
                 done = subprocess.run(
                     [sys.executable, "-m", "workers.host.shim", str(files.directory), *options],
-                    cwd=_PACKAGE_ROOT,
+                    cwd=PACKAGE_ROOT,
                     env=dict(environment),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    timeout=_START_TIMEOUT_SECONDS,
+                    timeout=START_TIMEOUT_SECONDS,
                     check=False,
                 )
             except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,7 @@
-"""The contract of an engine driver, against the shim driver and real processes."""
+"""The contract of an engine driver, with real processes: the same tests for the shim driver and the systemd driver.
+
+The driver under test is named by SLIPWAY_TEST_DRIVER; tests/host/test_systemd_driver.py runs this file inside a real systemd.
+"""
 
 import os
 import signal
@@ -12,13 +15,16 @@ from typing import Any
 import pytest
 
 from tests.host.conftest import HostUnderTest, make_host, wait_for
-from workers.contracts import InstanceOrder
+from workers.contracts import Failure, InstanceOrder
 from workers.host.drivers import DriverError
 from workers.host.drivers.shim import ShimDriver
+from workers.host.drivers.systemd import SystemdDriver
 from workers.host.engines import find_engine
 from workers.host.instance_files import InstanceFiles, ShimState
 from workers.host.launching import Launch, prepare_launch
 from workers.host.processes import family_of, is_alive
+
+DRIVERS: dict[str, type[ShimDriver]] = {"shim": ShimDriver, "systemd": SystemdDriver}
 
 
 class Driven:
@@ -26,7 +32,7 @@ class Driven:
 
     def __init__(self, host: HostUnderTest, **changes: Any) -> None:
         self.host = host
-        self.driver = ShimDriver()
+        self.driver = DRIVERS[os.environ.get("SLIPWAY_TEST_DRIVER", "shim")]()
         self.order: InstanceOrder = host.order(**changes)
         self.files: InstanceFiles = host.files(self.order)
 
@@ -235,7 +241,7 @@ def test_a_hung_attempt_that_the_agent_fails_is_restarted_by_policy(lone_host: H
     driven = Driven(lone_host)
     driven.start()
     driven.mark_ready()
-    driven.driver.fail(driven.files)
+    driven.driver.fail(driven.files, Failure(code="engine.hung", message="the engine hangs: no token"))
     wait_for(lambda: driven.state().attempt == 2)
     attempt = driven.files.attempt(1)
     assert attempt is not None
