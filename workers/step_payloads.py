@@ -104,6 +104,8 @@ class VerifyResult(Message):
     """The files as they are now; empty when unchanged."""
     checked_against: dict[str, int] = {}
     """Source of checksums to the number of files that were compared with it."""
+    shape: dict[str, object] = {}
+    """What memory is planned with (`workers.vllm.memory.record_of`); empty where config.json says too little."""
 
 
 class InstancePayload(Message):

@@ -95,6 +95,8 @@ class Revision(models.Model):
     architecture = models.CharField(max_length=80, blank=True)
     facts: Any = models.JSONField(default=dict)
     """From config.json: parameters, dtype, quantisation, context length."""
+    shape: Any = models.JSONField(default=dict)
+    """What memory is planned with (`workers.vllm.memory.shape_from`); empty until a host has read the files."""
     size_bytes = models.BigIntegerField(default=0)
     created_at = models.DateTimeField(default=timezone.now)
 

@@ -1,45 +1,67 @@
 """What is wrong with a line of arguments, for the deploy form."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
-from workers.vllm.arguments import Finding, SchemaError, Surroundings, check_arguments, guarded, schema_for
+from console.catalog.models import Copy
+from workers.vllm.arguments import (
+    ArgumentSchema,
+    Finding,
+    Surroundings,
+    Value,
+    check_arguments,
+    guarded,
+    values_from_argv,
+)
+from workers.vllm.own_options import OWN_OPTIONS, own_options
 
 RESERVED = "args.reserved"
 """Code of what Slipway sets itself: the host refuses it, so the form does as well."""
 GUARDED = "args.guarded"
-OWN_FIELDS = {
-    "--served-model-name": gettext_lazy("Clients ask for the model under the deployment's name."),
-    "--model": gettext_lazy("The model is a field of its own."),
-    "--config": gettext_lazy("A file on the host could change anything, unseen."),
-}
-"""Options that vLLM takes and that the host refuses because the order has a field for them."""
 
 
-def findings(arguments: Sequence[str], *, version: str, environment: Mapping[str, str] | None = None) -> list[Finding]:
-    """Everything that doesn't hold for vLLM `version`, and what weakens safety or truth; empty for an unknown version."""
+def findings(
+    arguments: Sequence[str],
+    *,
+    schema: ArgumentSchema | None,
+    environment: Mapping[str, str] | None = None,
+    copy: Copy | None = None,
+) -> list[Finding]:
+    """Everything that doesn't hold for an engine, and what weakens safety or truth; empty without a schema.
+
+    `copy` brings the model's configuration, which bounds context and parallel sizes.
+    """
     if not arguments:
         return []
-    try:
-        schema = schema_for(version)
-    except SchemaError:
-        return []
-    checked = check_arguments(schema, arguments, Surroundings(environment=environment))
+    own = _own_options(arguments)
+    if schema is None:
+        return own
+    surroundings = Surroundings(environment=environment, model_config=_config_of(copy))
+    checked = check_arguments(schema, arguments, surroundings)
     weakening = [
         Finding(GUARDED, "warning", item.flag, item.why, _("Leave it out unless you need it."))
         for item in guarded(schema, checked.values)
     ]
-    return [*_own_fields(arguments), *checked.findings, *weakening]
+    said = {finding.flag for finding in own}
+    return [*own, *(one for one in checked.findings if one.flag not in said), *weakening]
 
 
-def _own_fields(arguments: Sequence[str]) -> list[Finding]:
-    names = [word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")]
+def values_of(schema: ArgumentSchema, words: Sequence[str]) -> dict[str, Value]:
+    """Typed values that words of argv set, as far as this engine takes them."""
+    return values_from_argv(schema, words)[1] if words else {}
+
+
+def _config_of(copy: Copy | None) -> Any:
+    shape = copy.revision.shape if copy is not None else None
+    return shape.get("config") if isinstance(shape, dict) else None
+
+
+def _own_options(arguments: Sequence[str]) -> list[Finding]:
     return [
-        Finding(RESERVED, "error", name, str(OWN_FIELDS[name]), _("Leave %(flag)s out.") % {"flag": name})
-        for name in names
-        if name in OWN_FIELDS
+        Finding(RESERVED, "error", name, OWN_OPTIONS[own], _("Leave %(flag)s out.") % {"flag": name})
+        for name, own in own_options(arguments)
     ]
 
 

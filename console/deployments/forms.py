@@ -1,81 +1,45 @@
 """The deploy form and the small forms of a deployment's page."""
 
-import re
-import shlex
 import uuid
+from collections.abc import Mapping
+from copy import deepcopy
+from functools import cached_property
 from typing import Any
 
 from django import forms
 from django.core.validators import RegexValidator
 from django.db.models import Case, IntegerField, When
+from django.urls import reverse
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
 from console.access import policies
 from console.access.models import User
+from console.access.policies import Action
 from console.catalog.models import Copy
-from console.common.spans import readable_bytes
-from console.common.states import LOOKS
-from console.deployments import arguments_check
-from console.deployments.models import NAME_PATTERN, Deployment
-from console.fleet.models import Engine
+from console.deployments import argument_fields, arguments_check, engine_schema, fitting
+from console.deployments.argument_fields import PREFIX, UNSET
+from console.deployments.form_fields import CopyField, DevicesField, EngineField, EnvironmentField, split_arguments
+from console.deployments.models import MOST_REPLICAS, NAME_PATTERN, Deployment
+from console.fleet.models import Device, Engine
 from workers.contracts import Probe, RestartPolicy
-from workers.vllm.arguments import Finding
+from workers.vllm.arguments import ArgumentSchema, Finding, Value, argv_from_values, guarded
 
-ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 DEFAULT_PROBE = Probe()
 DEFAULT_RESTART = RestartPolicy()
 DEFAULT_START_MINUTES = 30
 
 
-class OptionWithHost(forms.Select):
-    """A select whose options tell their host, so that the page can show only the engines of the model's host."""
-
-    def create_option(self, name: str, value: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Add `data-host`."""
-        option: dict[str, Any] = super().create_option(name, value, *args, **kwargs)
-        row = getattr(value, "instance", None)
-        if row is not None:
-            option["attrs"]["data-host"] = str(row.host_id)
-        return option
+def _number(placeholder: Any) -> forms.NumberInput:
+    return forms.NumberInput(attrs={"placeholder": placeholder, "inputmode": "numeric"})
 
 
-class CopyField(forms.ModelChoiceField):  # type: ignore[type-arg]
-    """A model's files on a host."""
-
-    widget = OptionWithHost
-
-    def label_from_instance(self, copy: Any) -> str:
-        """Model, host, verification, size."""
-        size = f" · {readable_bytes(copy.size_bytes)}" if copy.size_bytes else ""
-        return f"{copy.revision.model} · {copy.host} · {LOOKS[copy.state].word}{size}"
-
-
-class EngineField(forms.ModelChoiceField):  # type: ignore[type-arg]
-    """An installed vLLM."""
-
-    widget = OptionWithHost
-
-    def label_from_instance(self, engine: Any) -> str:
-        """Distribution, version, host."""
-        return f"{engine} · {engine.host}"
-
-
-def split_arguments(text: str) -> list[str]:
-    """Split a text as a shell would, without ever running one: quotes group, a backslash joins lines.
-
-    A pasted `vllm serve MODEL …` loses those three words. Raises ValueError for an open quote.
-    """
-    words = shlex.split(text.replace("\r\n", "\n").replace("\\\n", " "), comments=False)
-    if words[:2] == ["vllm", "serve"]:
-        words = words[2:]
-        if words and not words[0].startswith("-"):
-            words = words[1:]
-    return words
+def _mono(placeholder: str) -> forms.Textarea:
+    return forms.Textarea(attrs={"rows": 3, "class": "mono", "spellcheck": "false", "placeholder": placeholder})
 
 
 class DeployForm(forms.Form):
-    """What should be served, where and how."""
+    """What should be served, where and how. A field for every argument of the chosen engine is added to these."""
 
     copy = CopyField(
         label=_("Model"),
@@ -87,7 +51,15 @@ class DeployForm(forms.Form):
         label=_("Engine"),
         queryset=Engine.objects.none(),
         empty_label=_("Choose an engine"),
-        help_text=_("An installed vLLM on the same host."),
+        help_text=_("An installed vLLM on the same host. The arguments below are this engine's own."),
+    )
+    devices = DevicesField(
+        label=_("Devices"),
+        queryset=Device.objects.none(),
+        required=False,
+        to_field_name="uuid",
+        widget=forms.CheckboxSelectMultiple,
+        help_text=_("None chosen: those with the most free memory, as many as the parallel sizes need."),
     )
     name = forms.CharField(
         label=_("Name"),
@@ -100,36 +72,29 @@ class DeployForm(forms.Form):
         help_text=_("Clients ask for the model under this name."),
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
     )
-    max_model_len = forms.IntegerField(
-        label=_("Context length (tokens)"),
+    replicas = forms.IntegerField(
+        label=_("Replicas"),
         required=False,
         min_value=1,
-        max_value=100_000_000,
-        help_text=_("Longest prompt plus answer. Longer needs more KV cache; empty: what the model was made for."),
-        widget=forms.NumberInput(attrs={"placeholder": _("the model's own"), "inputmode": "numeric"}),
+        max_value=MOST_REPLICAS,
+        help_text=_("How many engines serve this model side by side. Each needs its devices' memory for itself."),
+        widget=_number("1"),
     )
     arguments = forms.CharField(
-        label=_("More arguments"),
+        label=_("Other arguments"),
         required=False,
         max_length=20_000,
-        help_text=_("What follows “vllm serve MODEL”, split into words as a shell would, but never run through one."),
-        widget=forms.Textarea(
-            attrs={
-                "rows": 3,
-                "class": "mono",
-                "spellcheck": "false",
-                "placeholder": "--enforce-eager --max-num-seqs 64",
-            }
+        help_text=_(
+            "What the fields above have no place for, split into words as a shell would, never run through one."
         ),
+        widget=_mono("--enforce-eager --max-num-seqs 64"),
     )
-    environment = forms.CharField(
+    environment = EnvironmentField(
         label=_("Environment"),
         required=False,
         max_length=20_000,
         help_text=_("One NAME=value a line. For settings, not for secrets: it is shown on the deployment's page."),
-        widget=forms.Textarea(
-            attrs={"rows": 3, "class": "mono", "spellcheck": "false", "placeholder": "VLLM_CPU_KVCACHE_SPACE=1"}
-        ),
+        widget=_mono("VLLM_CPU_KVCACHE_SPACE=1"),
     )
     port = forms.IntegerField(
         label=_("Port"),
@@ -137,7 +102,7 @@ class DeployForm(forms.Form):
         min_value=1024,
         max_value=65535,
         help_text=_("Empty: the host takes a free one of its range."),
-        widget=forms.NumberInput(attrs={"placeholder": _("automatic"), "inputmode": "numeric"}),
+        widget=_number(_("automatic")),
     )
     probe_prompt = forms.CharField(
         label=_("Probe question"),
@@ -153,13 +118,12 @@ class DeployForm(forms.Form):
         help_text=_("Empty: any sane answer will do."),
         widget=forms.TextInput(attrs={"placeholder": _("such as Paris")}),
     )
-    restart_budget = forms.IntegerField(
-        label=_("Restarts"),
+    warmup_prompt = forms.CharField(
+        label=_("Warm-up prompt"),
         required=False,
-        min_value=0,
-        max_value=100,
-        help_text=_("How often it is restarted by itself within 10 minutes; after that it waits for a person."),
-        widget=forms.NumberInput(attrs={"placeholder": str(DEFAULT_RESTART.budget), "inputmode": "numeric"}),
+        max_length=4000,
+        help_text=_("Sent twice after the probe, so that the first person doesn't wait for kernels to be built."),
+        widget=forms.TextInput(attrs={"placeholder": DEFAULT_PROBE.warmup_prompt}),
     )
     start_minutes = forms.IntegerField(
         label=_("Start deadline (minutes)"),
@@ -167,28 +131,72 @@ class DeployForm(forms.Form):
         min_value=1,
         max_value=24 * 60,
         help_text=_("How long loading may take before the job fails. Large models on slow disks need more."),
-        widget=forms.NumberInput(attrs={"placeholder": str(DEFAULT_START_MINUTES), "inputmode": "numeric"}),
+        widget=_number(str(DEFAULT_START_MINUTES)),
     )
-    notes = forms.CharField(label=_("Notes"), required=False, max_length=4000, widget=forms.Textarea(attrs={"rows": 2}))
+    restart_budget = forms.IntegerField(
+        label=_("Restarts"),
+        required=False,
+        min_value=0,
+        max_value=100,
+        help_text=_("How often it is restarted by itself within the window; after that it waits for a person."),
+        widget=_number(str(DEFAULT_RESTART.budget)),
+    )
+    restart_minutes = forms.IntegerField(
+        label=_("Window (minutes)"),
+        required=False,
+        min_value=1,
+        max_value=24 * 60,
+        help_text=_("Restarts older than this are forgiven."),
+        widget=_number(f"{DEFAULT_RESTART.window_seconds / 60:g}"),
+    )
+    notes = forms.CharField(
+        label=_("Notes"),
+        required=False,
+        max_length=4000,
+        help_text=_("What the next person should know. They stand on the deployment's page."),
+        widget=forms.Textarea(attrs={"rows": 2}),
+    )
+    reason = forms.CharField(
+        label=_("Reason"),
+        required=False,
+        max_length=500,
+        help_text=_("Why it is deployed, or changed. It stands in the history and in the audit log."),
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+    )
     despite_findings = forms.BooleanField(
         label=_("Deploy all the same"),
         required=False,
         help_text=_("The check may be wrong about an engine it doesn't know; the engine itself has the last word."),
     )
     idempotency_key = forms.UUIDField(widget=forms.HiddenInput, initial=uuid.uuid4)
+    wanted = forms.IntegerField(required=False, min_value=1, max_value=4096, widget=forms.HiddenInput)
+    """Full requests at once that the fit card shall find a context for; no part of what is deployed."""
+    drawn_for = forms.CharField(required=False, widget=forms.HiddenInput)
+    """The engine whose arguments the page shows: after a change of engine they are read as that one's."""
 
-    ESSENTIAL = ("copy", "engine", "name", "max_model_len")
-    FOLDED = (
-        (_("Arguments and environment"), ("arguments", "environment", "port")),
-        (_("Check before it serves"), ("probe_prompt", "probe_expected", "start_minutes")),
-        (_("Restarts and notes"), ("restart_budget", "notes")),
-    )
-
-    def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, user: User, changing: Deployment | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.user = user
+        self.changing = changing
         self.findings: list[Finding] = []
         self.words: list[str] = []
-        """Words of "more arguments" as far as they could be split, kept even when they are refused."""
+        """Words of "other arguments" as far as they could be split, kept even when they are refused."""
+        self.notes_made: list[Finding] = []
+        """What was changed while a command line was read, or when the engine was changed."""
+        self._offer_rows(user)
+        engine = self.chosen_engine
+        self.schema: ArgumentSchema | None = engine_schema.schema_of(engine)
+        if self.schema is not None:
+            self.fields.update(deepcopy(dict(argument_fields.fields_of(self.schema))))
+        self.initial["drawn_for"] = str(engine.pk) if engine else ""
+        self.fields["engine"].widget.attrs |= {
+            "hx-post": reverse("deployment_redraw"), "hx-trigger": "change", "hx-vals": '{"act": "engine"}',
+        }  # fmt: skip
+        if changing is not None:
+            self.fields["name"].disabled = True
+            self.fields["reason"].required = True
+
+    def _offer_rows(self, user: User) -> None:
         verified_first = Case(
             When(state="verified", then=0), When(state="unverified", then=1), default=2, output_field=IntegerField()
         )
@@ -203,22 +211,32 @@ class DeployForm(forms.Form):
         self.fields["engine"].queryset = policies.visible(  # type: ignore[attr-defined]
             user, engines, team_path="host__team"
         ).order_by("host__name", "distribution", "-version")
+        engine = self.chosen_engine
+        if engine is not None:
+            kind = "cpu" if engine.platform == "cpu" else "gpu"
+            devices = Device.objects.filter(host=engine.host, kind=kind).order_by("index")
+            self.fields["devices"].queryset = devices  # type: ignore[attr-defined]
 
-    def essentials(self) -> list[forms.BoundField]:
-        """Fields that everybody fills in."""
-        return [self[name] for name in self.ESSENTIAL]
+    @cached_property
+    def chosen_engine(self) -> Engine | None:
+        """The engine that is chosen right now, whether or not the form is valid."""
+        found: Engine | None = self._chosen("engine")
+        return found
 
-    def folded(self) -> list[dict[str, Any]]:
-        """The other fields by group; a group with an error or a changed value is open."""
-        return [
-            {
-                "title": title,
-                "fields": [self[name] for name in names],
-                "open": any(self[name].errors or self[name].value() for name in names),
-                "changed": sum(bool(self[name].value()) for name in names),
-            }
-            for title, names in self.FOLDED
-        ]
+    @cached_property
+    def chosen_copy(self) -> Copy | None:
+        """The model's files that are chosen right now."""
+        found: Copy | None = self._chosen("copy")
+        return found
+
+    def _chosen(self, name: str) -> Any:
+        value = self[name].value()
+        if not value:
+            return None
+        try:
+            return self.fields[name].clean(getattr(value, "pk", value))
+        except forms.ValidationError:
+            return None
 
     def clean_arguments(self) -> list[str]:
         """Words of argv."""
@@ -228,23 +246,8 @@ class DeployForm(forms.Form):
             raise forms.ValidationError(_("A quote is opened but never closed.")) from None
         return self.words
 
-    def clean_environment(self) -> dict[str, str]:
-        """Variables by name."""
-        found: dict[str, str] = {}
-        for number, line in enumerate(self.cleaned_data["environment"].splitlines(), start=1):
-            text = line.strip().removeprefix("export ").strip()
-            if not text or text.startswith("#"):
-                continue
-            name, equals, value = text.partition("=")
-            if not equals or not ENVIRONMENT_NAME.match(name.strip()):
-                raise forms.ValidationError(_("Line %(number)d is not NAME=value."), params={"number": number})
-            if name.strip() in found:
-                raise forms.ValidationError(_("%(name)s is set twice."), params={"name": name.strip()})
-            found[name.strip()] = value.strip()
-        return found
-
     def clean(self) -> dict[str, Any]:
-        """An engine of the model's own host; the context length given once."""
+        """An engine of the model's own host; each argument given once, and such that the engine starts with it."""
         data = super().clean() or {}
         copy, engine = data.get("copy"), data.get("engine")
         if copy and engine and copy.host_id != engine.host_id:
@@ -253,53 +256,121 @@ class DeployForm(forms.Form):
                 _now("The engine is on %(engine)s, the files are on %(copy)s. Choose an engine of the same host.")
                 % {"engine": engine.host, "copy": copy.host},
             )
-        flags = {
-            word.partition("=")[0].replace("_", "-") for word in data.get("arguments") or [] if word.startswith("--")
-        }
-        if data.get("max_model_len") and "--max-model-len" in flags:
-            self.add_error("arguments", _now("--max-model-len is given twice: here and as context length. Keep one."))
-        self._check_arguments(data)
+        self._refuse_twice()
+        if engine is not None and "arguments" in data:
+            self._check_arguments(data)
+        self._check_fit(data)
         return data
 
-    def _check_arguments(self, data: dict[str, Any]) -> None:
-        engine = data.get("engine")
-        if engine is None or "arguments" not in data:
+    def _refuse_twice(self) -> None:
+        if self.schema is None:
             return
+        set_here = {self.schema.by_dest[dest].flag for dest in self.values()}
+        for word in self.words:
+            argument = self.schema.by_flag.get(word.partition("=")[0].replace("_", "-"))
+            if argument is not None and argument.flag in set_here:
+                self.add_error(
+                    "arguments",
+                    _now("%(flag)s is given twice: here and in its field. Keep one.") % {"flag": argument.flag},
+                )
+
+    def _check_arguments(self, data: dict[str, Any]) -> None:
         self.findings = arguments_check.findings(
-            self.argv(), version=engine.version, environment=data.get("environment")
+            self.argv(), schema=self.schema, environment=data.get("environment"), copy=data.get("copy")
         )
+        self._refuse_guarded()
         if arguments_check.forbids(self.findings):
             self.add_error("arguments", _now("Slipway sets some of these itself. Leave them out."))
         elif arguments_check.doubts(self.findings) and not data.get("despite_findings"):
-            self.add_error("arguments", _now("%(engine)s would not start with these arguments.") % {"engine": engine})
+            for finding in self.findings:
+                if finding.severity == "error":
+                    self.add_error(self._field_of(finding), f"{finding.message} {finding.fix}".strip())
+            self.add_error(
+                None, _now("%(engine)s would not start with these arguments.") % {"engine": self.chosen_engine}
+            )
+
+    def _field_of(self, finding: Finding) -> str:
+        argument = self.schema.by_flag.get(finding.flag) if self.schema else None
+        name = PREFIX + argument.dest if argument else ""
+        return name if argument and argument.dest in self.values() and name in self.fields else "arguments"
+
+    def _refuse_guarded(self) -> None:
+        if self.schema is None or policies.can(self.user, Action.ADMINISTER):
+            return
+        for item in guarded(self.schema, self.values() | arguments_check.values_of(self.schema, self.words)):
+            name = PREFIX + item.dest
+            field = name if item.dest in self.values() else "arguments"
+            self.add_error(
+                field, _now("Only an admin may set %(flag)s. %(why)s") % {"flag": item.flag, "why": item.why}
+            )
+
+    def _check_fit(self, data: dict[str, Any]) -> None:
+        if self.fit is None or data.get("despite_findings"):
+            return
+        for field, text in self.fit.refusals.items():
+            self.add_error(field if field in self.fields else None, text)
+
+    @cached_property
+    def fit(self) -> "fitting.Fit | None":
+        """Whether it fits, as far as the form is filled in; None while model or engine isn't chosen."""
+        copy, engine = self.chosen_copy, self.chosen_engine
+        if copy is None or engine is None or copy.host_id != engine.host_id:
+            return None
+        data = getattr(self, "cleaned_data", {})
+        return fitting.fit(
+            copy,
+            engine,
+            values=self.values() | (arguments_check.values_of(self.schema, self.words) if self.schema else {}),
+            environment=data.get("environment") or {},
+            devices=list(data.get("devices") or []),
+            changing=self.changing,
+            wanted=data.get("wanted"),
+        )
 
     @property
     def has_doubts(self) -> bool:
-        """True if the check of the arguments found errors that a person may overrule."""
-        return arguments_check.doubts(self.findings) and not arguments_check.forbids(self.findings)
+        """True if a check found errors that a person may overrule."""
+        if arguments_check.forbids(self.findings):
+            return False
+        return arguments_check.doubts(self.findings) or bool(self.is_bound and self.fit and self.fit.refusals)
+
+    def values(self) -> dict[str, Value]:
+        """Typed values of the arguments' own fields, as far as they could be read."""
+        data = getattr(self, "cleaned_data", {})
+        return {
+            name.removeprefix(PREFIX): value
+            for name, value in data.items()
+            if name.startswith(PREFIX) and value is not UNSET
+        }
 
     def argv(self) -> list[str]:
         """What follows `vllm serve MODEL`, as far as it could be read."""
-        length = self.cleaned_data.get("max_model_len")
-        words = ["--max-model-len", str(length)] if length else []
-        return words + self.words
+        return (argv_from_values(self.schema, self.values()) if self.schema else []) + self.words
 
     def order(self) -> dict[str, Any]:
-        """Arguments for `services.create`."""
-        data = self.cleaned_data
+        """Arguments for `services.create` and `changes.change`."""
+        data: Mapping[str, Any] = self.cleaned_data
         budget = data["restart_budget"]
+        window = data["restart_minutes"]
         return {
-            "name": data["name"],
             "copy": data["copy"],
             "engine": data["engine"],
+            "devices": [device.uuid for device in data["devices"]],
+            "replicas": data["replicas"] or 1,
             "arguments": self.argv(),
             "environment": data["environment"],
             "port": data["port"],
-            "probe": Probe(prompt=data["probe_prompt"] or DEFAULT_PROBE.prompt, expected=data["probe_expected"]),
-            "restart": RestartPolicy(budget=DEFAULT_RESTART.budget if budget is None else budget),
+            "probe": Probe(
+                prompt=data["probe_prompt"] or DEFAULT_PROBE.prompt,
+                expected=data["probe_expected"],
+                warmup_prompt=data["warmup_prompt"] or DEFAULT_PROBE.warmup_prompt,
+            ),
+            "restart": RestartPolicy(
+                budget=DEFAULT_RESTART.budget if budget is None else budget,
+                window_seconds=60.0 * window if window else DEFAULT_RESTART.window_seconds,
+            ),
             "start_deadline_seconds": 60.0 * (data["start_minutes"] or DEFAULT_START_MINUTES),
-            "notes": data["notes"],
-            "reason": "",
+            "reason": data["reason"],
             "idempotency_key": str(data["idempotency_key"]),
         }
 

@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 from console.common import live
 from console.common.states import move
 from console.deployments import services
-from console.deployments.models import RUNNING_STATES, Deployment, Instance
+from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
 from console.fleet import desired
 from console.jobs.copy_checks import store_damage, store_verification, trim_result, verify_payload
 from console.jobs.kinds import JobHandler, RunAgain, register
@@ -117,6 +117,81 @@ class BringUpHandler(JobHandler):
         move(deployment, to="deploying", reason=_("retried"))
 
 
+class ChangeHandler(BringUpHandler):
+    """Change: the old engine serves until the new spec's files are verified, then the launch puts the new one in place."""
+
+    def payload(self, step: Step) -> dict[str, Any]:
+        """Verification is of the new spec's files."""
+        if step.kind == StepKind.VERIFY:
+            return verify_payload(_wanted_spec(step.job).copy, launch=True)
+        return super().payload(step)
+
+    def before_step(self, step: Step) -> None:
+        """From the launch on, the new spec is the current one."""
+        if step.kind == StepKind.LAUNCH:
+            instance, spec = instance_of(step.job), _wanted_spec(step.job)
+            if instance.spec_id != spec.pk:
+                self._swap(instance, spec)
+        super().before_step(step)
+
+    def _swap(self, instance: Instance, spec: Spec) -> None:
+        instance.spec = spec
+        instance.start += 1
+        instance.bring_up, instance.failure, instance.restarts = "job", None, 0
+        instance.port = spec.port or instance.port
+        instance.save(update_fields=["spec", "start", "bring_up", "failure", "restarts", "port"])
+        Deployment.objects.filter(pk=instance.deployment_id).update(current_spec=spec)
+        if instance.STATES.allows(instance.state, "restarting"):
+            move(instance, to="restarting", reason=_("spec %(number)d") % {"number": spec.number})
+        elif instance.STATES.allows(instance.state, "starting"):
+            move(instance, to="starting", reason=_("spec %(number)d") % {"number": spec.number})
+
+    def step_succeeded(self, step: Step) -> None:
+        """What the verification found belongs to the new spec's files."""
+        if step.kind == StepKind.VERIFY:
+            store_verification(_wanted_spec(step.job).copy, step.result, job=step.job_id)
+            trim_result(step)
+            return
+        super().step_succeeded(step)
+
+    def job_failed(self, job: Job, step: Step) -> None:
+        """Before the launch nothing was touched: the old engine goes on serving."""
+        spec = _wanted_spec(job)
+        if instance_of(job).spec_id == spec.pk:
+            super().job_failed(job, step)
+            return
+        if step.kind == StepKind.VERIFY:
+            store_damage(spec.copy, step.failure or {}, job=job.pk)
+        self._leave_as_it_was(job)
+
+    def job_cancelled(self, job: Job) -> None:
+        """Before the launch, a cancelled change leaves what serves alone."""
+        if instance_of(job).spec_id == _wanted_spec(job).pk:
+            super().job_cancelled(job)
+        else:
+            self._leave_as_it_was(job)
+
+    def _leave_as_it_was(self, job: Job) -> None:
+        services.settle(job.about)
+        live.changed("deployment", job.about)
+
+    def resume_from(self, step: Step) -> int:
+        """A change whose files were not sound begins with them again."""
+        return step.position if step.kind == StepKind.VERIFY else super().resume_from(step)
+
+    def before_retry(self, job: Job, step: Step) -> None:
+        """A new start, if the new spec was in place already."""
+        if instance_of(job).spec_id == _wanted_spec(job).pk:
+            super().before_retry(job, step)
+        else:
+            move(Deployment.objects.get(pk=job.about), to="deploying", reason=_("retried"))
+
+
+def _wanted_spec(job: Job) -> Spec:
+    """The spec that a change puts in place."""
+    return Spec.objects.select_related("copy__revision__model__origin", "copy__host").get(pk=job.payload["spec"])
+
+
 class StopHandler(JobHandler):
     """Stop: an instance is only said to be stopped once its host has proven it."""
 
@@ -173,4 +248,5 @@ def register_handlers() -> None:
     """Called once, when the app is ready."""
     register("deploy", BringUpHandler())
     register("restart", BringUpHandler())
+    register("change", ChangeHandler())
     register("stop", StopHandler())

@@ -53,6 +53,7 @@ RUNNING_STATES = (
     "stopping",
 )
 
+MOST_REPLICAS = 64
 NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9._-]{0,60}[a-z0-9])?$"
 
 
@@ -94,6 +95,10 @@ class Spec(models.Model):
     copy = models.ForeignKey(Copy, on_delete=models.PROTECT, related_name="specs")
     engine = models.ForeignKey(Engine, on_delete=models.PROTECT, related_name="specs")
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="specs")
+    devices: Any = models.JSONField(default=list)
+    """Uuids of the host's devices that the engine may use; empty: placement chooses."""
+    replicas = models.PositiveIntegerField(default=1)
+    """How many engines should serve this side by side."""
     port = models.PositiveIntegerField(null=True)
     """A fixed port, or null: the host's preflight takes a free one of its range."""
     arguments: Any = models.JSONField(default=list)
@@ -223,3 +228,67 @@ class GoldenAnswer(models.Model):
 
     def __str__(self) -> str:
         return f"{self.revision}, {self.engine}: {self.answer[:40]}"
+
+
+class Launch(models.Model):
+    """One start that came up: what had been planned, what the engine said, and the overhead that follows from both.
+
+    It outlives its attempt: the next plan of the same model on the same kind of device learns from it.
+    """
+
+    attempt = models.OneToOneField(Attempt, null=True, on_delete=models.SET_NULL, related_name="launch")
+    revision = models.ForeignKey(Revision, on_delete=models.CASCADE, related_name="launches")
+    deployment_name = models.CharField(max_length=62)
+    spec_number = models.PositiveIntegerField()
+    device = models.CharField(max_length=120)
+    """Name of the device as its host reports it."""
+    platform = models.CharField(max_length=20)
+    engine_version = models.CharField(max_length=40)
+    batched_tokens = models.PositiveIntegerField()
+    prediction: Any = models.JSONField(default=dict)
+    """`Plan.as_json` of the moment of the launch; empty where nothing could be planned."""
+    truth: Any = models.JSONField(default=dict)
+    """`workers.contracts.LaunchFacts`."""
+    residual_bytes = models.BigIntegerField(null=True)
+    """Memory per device besides weights and KV cache, in bytes; null where the engine said too little."""
+    at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["-pk"]
+        indexes = [models.Index(fields=["revision", "device", "batched_tokens", "engine_version"])]
+
+    def __str__(self) -> str:
+        return f"{self.deployment_name} spec {self.spec_number} on {self.device}"
+
+
+class Draft(models.Model):
+    """A deploy form that was not sent yet, as its fields stood; one for each form that a person opened."""
+
+    key = models.UUIDField(unique=True)
+    """The form's own key, which also keeps it from being deployed twice."""
+    person = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
+    deployment = models.ForeignKey(Deployment, null=True, on_delete=models.CASCADE, related_name="+")
+    """Set when it is a change of a deployment; null for a new one."""
+    fields: Any = models.JSONField(default=dict)
+    saved_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["-saved_at"]
+
+    def __str__(self) -> str:
+        return f"draft of {self.person}: {self.fields.get('name') or self.key}"
+
+
+class DeviceKind(models.Model):
+    """A kind of device that an admin changed in the catalogue, or added to it."""
+
+    key = models.CharField(max_length=40, unique=True)
+    facts: Any = models.JSONField(default=dict)
+    changed_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["key"]
+
+    def __str__(self) -> str:
+        return self.key

@@ -53,7 +53,7 @@ def order(instance: Instance) -> InstanceOrder:
         model_path=spec.copy.path,
         served_model_names=[instance.deployment.name],
         arguments=spec.arguments,
-        environment=spec.environment,
+        environment=spec.environment | visible_devices(spec),
         sealed_environment={"VLLM_API_KEY": seal(instance.host.public_key, decrypt(instance.deployment.api_key))},
         port=instance.port or 0,
         run=instance.run,
@@ -64,6 +64,13 @@ def order(instance: Instance) -> InstanceOrder:
         restart=RestartPolicy.model_validate(spec.restart),
         probe=Probe.model_validate({**spec.probe, "golden": golden.of_spec(spec)}),
     )
+
+
+def visible_devices(spec: Spec) -> dict[str, str]:
+    """Variables that keep an engine on the GPUs chosen for it, by their index in PCI order, as NVML counts."""
+    indices = spec.host.devices.filter(uuid__in=spec.devices, kind="gpu").values_list("index", flat=True)
+    chosen = ",".join(str(index) for index in sorted(indices)) if spec.devices else ""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": chosen} if chosen else {}
 
 
 def orders(host: Host) -> dict[str, list[InstanceOrder]]:

@@ -1,6 +1,7 @@
 """Deployments: create, start, restart, stop, delete, and the truth about them in one sentence."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from console.common.secrets import decrypt, encrypt
 from console.common.states import move
 from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
 from console.fleet import desired
-from console.fleet.models import Engine
+from console.fleet.models import Engine, Host
 from console.jobs import services as jobs
 from console.jobs.copy_checks import verify_step
 from console.jobs.models import Job
@@ -32,6 +33,8 @@ VALIDATE_SECONDS = 600
 WARMUP_SECONDS = 900
 STOP_SECONDS = 300
 GRACE_SECONDS = 20
+MOST_PLACED = 1
+"""Replicas that can be placed. The spec holds what is wanted, so that placement over hosts only has to raise this."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ def create(
     name: str,
     copy: Copy,
     engine: Engine,
+    devices: Sequence[str] = (),
+    replicas: int = 1,
     arguments: list[str],
     environment: dict[str, str],
     port: int | None,
@@ -61,11 +66,13 @@ def create(
 ) -> Job:
     """Create a deployment with its first spec and one instance, and start the deploy job.
 
+    `devices` are uuids of the host's devices that the engine may use; none: placement chooses.
     The same `idempotency_key` again returns the job that the first call made: a second click starts nothing.
     """
     if known := Job.objects.filter(idempotency_key=idempotency_key).first():
         return known
-    _check_fits_together(copy, engine, port)
+    check_fits_together(copy, engine, port)
+    check_placement(copy.host, devices=devices, replicas=replicas)
     try:
         with transaction.atomic():
             deployment = Deployment.objects.create(
@@ -81,6 +88,8 @@ def create(
                 copy=copy,
                 engine=engine,
                 host=copy.host,
+                devices=list(devices),
+                replicas=replicas,
                 port=port,
                 arguments=arguments,
                 environment=environment,
@@ -123,7 +132,7 @@ def _deploy(deployment: Deployment, *, actor: User | None, reason: str, idempote
     spec = deployment.current_spec
     if spec is None:
         raise Refused(_("%(name)s has no spec yet.") % {"name": deployment})
-    _check_copy(spec)
+    check_copy(spec)
     instance = _instance_for(deployment, spec)
     move(deployment, to="deploying", reason=reason, actor=actor)
     job = jobs.create(
@@ -133,7 +142,7 @@ def _deploy(deployment: Deployment, *, actor: User | None, reason: str, idempote
         steps=[
             PlannedStep(StepKind.PREFLIGHT, _preflight(spec), PREFLIGHT_SECONDS),
             verify_step(spec.copy),
-            *_bring_up(instance),
+            *bring_up(instance, spec.start_deadline_seconds),
         ],
         actor=actor,
         subject=("deployment", deployment.pk),
@@ -169,11 +178,12 @@ def _preflight(spec: Spec) -> dict[str, Any]:
     ).model_dump(mode="json")
 
 
-def _bring_up(instance: Instance) -> list[PlannedStep]:
+def bring_up(instance: Instance, start_deadline_seconds: float) -> list[PlannedStep]:
+    """The steps from a launch to an instance that is ready."""
     payload = InstancePayload(instance=instance.uuid, start=instance.start).model_dump(mode="json")
     return [
         PlannedStep(StepKind.LAUNCH, payload, LAUNCH_SECONDS),
-        PlannedStep(StepKind.LISTENING, payload, instance.spec.start_deadline_seconds),
+        PlannedStep(StepKind.LISTENING, payload, start_deadline_seconds),
         PlannedStep(StepKind.VALIDATE, payload, VALIDATE_SECONDS),
         PlannedStep(StepKind.WARMUP, payload, WARMUP_SECONDS),
     ]
@@ -209,7 +219,7 @@ def restart(instance: Instance, *, actor: User | None, reason: str) -> Job:
             kind="restart",
             title=_("Restart %(name)s") % {"name": instance},
             host=instance.host,
-            steps=_bring_up(instance),
+            steps=bring_up(instance, instance.spec.start_deadline_seconds),
             actor=actor,
             subject=("deployment", deployment.pk),
             reason=reason,
@@ -384,7 +394,26 @@ def _refuse_while_busy(deployment: Deployment) -> None:
         raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
 
 
-def _check_fits_together(copy: Copy, engine: Engine, port: int | None) -> None:
+def check_placement(host: Host, *, devices: Sequence[str], replicas: int) -> None:
+    """Refuse devices that the host hasn't, and more replicas than can be placed."""
+    known = set(host.devices.filter(uuid__in=devices).values_list("uuid", flat=True))
+    if gone := [uuid for uuid in devices if uuid not in known]:
+        raise Refused(
+            _("%(host)s has no device %(uuid)s any more. Choose again.") % {"host": host, "uuid": gone[0]},
+            field="devices",
+        )
+    if replicas > MOST_PLACED:
+        raise Refused(
+            _(
+                "%(count)d replicas are wanted; one can be placed. Deploy it with 1, and a second time under another name."
+            )
+            % {"count": replicas},
+            field="replicas",
+        )
+
+
+def check_fits_together(copy: Copy, engine: Engine, port: int | None) -> None:
+    """Refuse an engine of another host, one that is gone, and a port that belongs to another instance."""
     if engine.host_id != copy.host_id:
         raise Refused(
             _("The engine is on %(engine)s, the files are on %(copy)s. Choose an engine of the same host.")
@@ -400,7 +429,7 @@ def _check_fits_together(copy: Copy, engine: Engine, port: int | None) -> None:
             raise Refused(_("Port %(port)d belongs to %(name)s.") % {"port": port, "name": holder}, field="port")
 
 
-def _check_copy(spec: Spec) -> None:
+def check_copy(spec: Spec) -> None:
     """Refuse what can't come up: files that are gone or on their way, and code that no admin allowed."""
     if spec.copy.state in ("downloading", "incomplete", "deleting", "removed"):
         raise Refused(

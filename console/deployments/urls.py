@@ -2,12 +2,18 @@
 
 from django.urls import path
 
-from console.deployments import instance_views, playground, views
+from console.deployments import form_views, instance_views, playground, views
 
 urlpatterns = [
     path("deployments/", views.deployment_list, name="deployment_list"),
-    path("deployments/new/", views.deployment_add, name="deployment_add"),
-    path("deployments/new/preview/", views.deployment_preview, name="deployment_preview"),
+    path("deployments/new/", form_views.deployment_add, name="deployment_add"),
+    path("deployments/new/preview/", form_views.deployment_preview, name="deployment_preview"),
+    path("deployments/new/redraw/", form_views.deployment_redraw, name="deployment_redraw"),
+    path("deployments/new/draft/", form_views.deployment_draft, name="deployment_draft"),
+    path(
+        "deployments/drafts/<uuid:key>/discard/", form_views.deployment_draft_discard, name="deployment_draft_discard"
+    ),
+    path("deployments/<int:pk>/change/", form_views.deployment_change, name="deployment_change"),
     path("deployments/<int:pk>/", views.deployment_detail, name="deployment_detail"),
     path("deployments/<int:pk>/logs/", views.deployment_logs, name="deployment_logs"),
     path("deployments/<int:pk>/specs/", views.deployment_specs, name="deployment_specs"),

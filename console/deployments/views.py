@@ -12,11 +12,10 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from console.access import policies
 from console.access.models import User
 from console.access.policies import Action
-from console.common.errors import Refused
 from console.common.models import StateChange
 from console.deployments import annotations, services, snippets
 from console.deployments.filters import DeploymentFilter
-from console.deployments.forms import DeployForm, NotesForm
+from console.deployments.forms import NotesForm
 from console.deployments.models import RUNNING_STATES, Attempt, Deployment, Instance, Spec
 from console.jobs.asking import ask
 from console.jobs.models import Job
@@ -58,50 +57,6 @@ def deployment_list(request: HttpRequest) -> HttpResponse:
     page = Paginator(chosen.qs.order_by(*order), PAGE_SIZE).get_page(request.GET.get("page"))
     filtered = any(request.GET.get(field) for field in ("state", "host", "q"))
     return render(request, "deployments/list.html", {"page": page, "filter": chosen, "filtered": filtered})
-
-
-@require_http_methods(["GET", "POST"])
-def deployment_add(request: HttpRequest) -> HttpResponse:
-    """The deploy form; a good one becomes a job, whose page follows."""
-    user = policies.require(request.user, Action.DEPLOY)
-    initial = {name: request.GET[name] for name in ("copy", "engine", "name") if request.GET.get(name)}
-    form = DeployForm(request.POST or None, user=user, initial=initial)
-    if request.method == "POST" and form.is_valid():
-        try:
-            job = services.create(**form.order(), actor=user)
-        except Refused as refusal:
-            form.add_error(refusal.field if refusal.field in form.fields else None, refusal.message)
-        else:
-            return redirect("job_detail", pk=job.pk)
-    context = {"form": form, "preview": _preview(form) if form.is_bound else None}
-    return render(request, "deployments/add.html", context, status=400 if form.errors else 200)
-
-
-@require_POST
-def deployment_preview(request: HttpRequest) -> HttpResponse:
-    """The command that will run, and what is wrong with its arguments, while someone types."""
-    form = DeployForm(request.POST, user=policies.require(request.user, Action.DEPLOY))
-    form.is_valid()
-    return render(request, "deployments/_preview_live.html", {"preview": _preview(form)})
-
-
-def _preview(form: DeployForm) -> dict[str, Any]:
-    data = form.cleaned_data
-    copy, engine = data.get("copy"), data.get("engine")
-    argv = services.preview_command(
-        model_path=copy.path if copy else "MODEL",
-        name=data.get("name") or "NAME",
-        port=data.get("port"),
-        arguments=form.argv(),
-    )
-    return {
-        "command": snippets.folded(argv),
-        "environment": data.get("environment") or {},
-        "engine": engine,
-        "copy": copy,
-        "findings": form.findings,
-        "error": "" if form.findings else " ".join(str(text) for text in form.errors.get("arguments", [])),
-    }
 
 
 @require_GET

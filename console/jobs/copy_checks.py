@@ -18,6 +18,7 @@ from workers.contracts import StepKind
 from workers.step_payloads import VerifyPayload
 
 VERIFY_SECONDS = 6 * 3600
+_STORED_ELSEWHERE = frozenset({"manifest", "shape"})
 HELD_CODE = "consent.required"
 """Code of a verify step that found nothing wrong, but code that nobody has allowed."""
 
@@ -71,6 +72,7 @@ def _published(copy: Copy) -> list[dict[str, str]]:
 def store_verification(copy: Copy, result: Mapping[str, Any], *, job: int | None = None) -> None:
     """Take over what a verify step found in a copy whose files are sound."""
     copy.checked_at = timezone.now()
+    _store_shape(copy, result)
     if result.get("unchanged"):
         copy.save(update_fields=["checked_at"])
         live.changed("model", copy.revision.model_id)
@@ -78,7 +80,7 @@ def store_verification(copy: Copy, result: Mapping[str, Any], *, job: int | None
     files = list(result.get("manifest") or [])
     copy.size_bytes = result.get("size_bytes", 0)
     copy.verified_at = copy.checked_at
-    copy.verification = {name: value for name, value in result.items() if name != "manifest"} | {"job": job}
+    copy.verification = {name: value for name, value in result.items() if name not in _STORED_ELSEWHERE} | {"job": job}
     if files:
         copy.manifest = {"files": files}
     with transaction.atomic():
@@ -89,10 +91,17 @@ def store_verification(copy: Copy, result: Mapping[str, Any], *, job: int | None
 
 
 def trim_result(step: Step) -> None:
-    """The manifest stands with the copy; a second one in the ledger would only make it heavy."""
-    if step.result.get("manifest"):
-        step.result = {name: value for name, value in step.result.items() if name != "manifest"}
+    """Manifest and shape stand with copy and revision; a second one in the ledger would only make it heavy."""
+    if not _STORED_ELSEWHERE.isdisjoint(step.result):
+        step.result = {name: value for name, value in step.result.items() if name not in _STORED_ELSEWHERE}
         step.save(update_fields=["result"])
+
+
+def _store_shape(copy: Copy, result: Mapping[str, Any]) -> None:
+    """Keep what memory is planned with: files that were read tell more than a hub's list of them."""
+    if result.get("shape"):
+        copy.revision.shape = result["shape"]
+        copy.revision.save(update_fields=["shape"])
 
 
 def _store_facts(copy: Copy, details: Mapping[str, Any], files: list[Mapping[str, Any]]) -> None:

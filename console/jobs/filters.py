@@ -9,6 +9,7 @@ from console.jobs.models import JOB_STATES, Job
 JOB_KINDS = [
     ("deploy", _("Deploy")),
     ("restart", _("Restart")),
+    ("change", _("Change")),
     ("stop", _("Stop")),
     ("verify", _("Verify files")),
     ("install_engine", _("Install engine")),

@@ -20,6 +20,7 @@ function draw(place) {
   const data = figure.data.map((trace) => ({
     ...trace,
     marker: trace.marker && { ...trace.marker, color: coloured(trace.marker.color, colours) },
+    line: trace.line && { ...trace.line, color: coloured(trace.line.color, colours) },
   }));
   const axis = { gridcolor: colours.line, zerolinecolor: colours.line, linecolor: colours.line };
   const layout = {
@@ -39,4 +40,6 @@ const drawAll = () => document.querySelectorAll("[data-chart]").forEach(draw);
 
 // Modules run after deferred scripts of the page, so Plotly is there.
 drawAll();
+document.body.addEventListener("htmx:afterSettle", drawAll);
+document.body.addEventListener("htmx:oobAfterSwap", drawAll);
 new MutationObserver(drawAll).observe(document.documentElement, { attributes: true, attributeFilter: ["data-bs-theme"] });

@@ -1,12 +1,15 @@
-// The deploy form: only engines of the model's host are offered, and a name is proposed until someone types one.
-const form = document.getElementById("deploy-form");
-const copy = form.elements.copy;
-const engine = form.elements.engine;
-const name = form.elements.name;
-const none = form.querySelector("[data-no-engines]");
+// The deploy form. The server draws it anew after clicks that change many fields, so everything here asks for the form each time.
+const place = document.getElementById("deploy");
+const form = () => document.getElementById("deploy-form");
 let proposed = "";
+let opened = new Set();
+
+function fire(field, kind) {
+  field.dispatchEvent(new Event(kind, { bubbles: true }));
+}
 
 function offerEngines() {
+  const { copy, engine } = form().elements;
   const host = copy.selectedOptions[0]?.dataset.host;
   let fitting = 0;
   for (const option of engine.options) {
@@ -15,27 +18,170 @@ function offerEngines() {
     option.hidden = option.disabled = !fits;
     if (fits) fitting += 1;
   }
-  none.hidden = !host || fitting > 0;
+  form().querySelector("[data-no-engines]").hidden = !host || fitting > 0;
+  const before = engine.value;
   if (engine.selectedOptions[0]?.disabled) engine.value = "";
   const choices = [...engine.options].filter((option) => option.value && !option.disabled);
   // The newest is proposed: 0.32 comes after 0.9.
   choices.sort((one, other) => other.textContent.localeCompare(one.textContent, "en", { numeric: true }));
   if (host && !engine.value && choices.length) engine.value = choices[0].value;
+  if (engine.value !== before) fire(engine, "change");
 }
 
 function proposeName() {
-  if (name.value && name.value !== proposed) return;
+  const { copy, name } = form().elements;
+  if (name.disabled || (name.value && name.value !== proposed)) return;
   const model = copy.value ? copy.selectedOptions[0].textContent.split(" · ")[0] : "";
   proposed = model.toLowerCase().split("/").at(-1).replace(/[^a-z0-9._-]+/g, "-").replace(/^[^a-z0-9]+|[^a-z0-9]+$/g, "").slice(0, 62);
   name.value = proposed;
 }
 
-function markChanged(event) {
-  const fold = event.target.closest("details.fold");
-  fold?.classList.toggle("changed", [...fold.querySelectorAll("input,textarea")].some((field) => field.value));
+function markChanged(field) {
+  field.closest("[data-arg]")?.classList.toggle("is-changed", field.value !== "");
+  const fold = field.closest("details.fold");
+  fold?.classList.toggle("changed", [...fold.querySelectorAll("input,textarea")].some((one) => one.value));
 }
 
-copy.addEventListener("change", () => { offerEngines(); proposeName(); });
-form.addEventListener("input", markChanged);
+// JSON is checked while it is typed: where the mistake is, as the server would say it.
+function checkJson(field) {
+  const wanted = field.dataset.json;
+  if (!wanted) return;
+  const says = field.closest("[data-arg]").querySelector("[data-json-error]");
+  const text = field.value.trim();
+  let problem = "";
+  if (text && (wanted !== "text" || text.startsWith("{"))) {
+    try {
+      JSON.parse(text);
+    } catch (error) {
+      const at = Number(/position (\d+)/.exec(error.message)?.[1] ?? field.value.length);
+      const before = field.value.slice(0, at).split("\n");
+      problem = `${before.length}:${before.at(-1).length + 1} ${error.message.replace(/ in JSON.*| \(line.*/, "")}`;
+    }
+  }
+  says.textContent = problem;
+  says.hidden = !problem;
+  field.classList.toggle("is-invalid", Boolean(problem));
+}
+
+function search() {
+  const text = form().querySelector("[data-arg-search]");
+  if (!text) return;
+  const words = text.value.toLowerCase().replaceAll("_", "-").split(/\s+/).filter(Boolean);
+  const only = form().querySelector("[data-arg-changed]").checked;
+  let found = 0;
+  for (const group of form().querySelectorAll("[data-arg-group]")) {
+    let here = 0;
+    for (const row of group.querySelectorAll("[data-arg]")) {
+      const hit = words.every((word) => row.dataset.search.replaceAll("_", "-").includes(word)) && (!only || row.classList.contains("is-changed"));
+      row.hidden = !hit;
+      if (hit) here += 1;
+    }
+    const filtering = words.length > 0 || only;
+    group.hidden = filtering && !here;
+    if (filtering) group.open = here > 0;
+    found += here;
+  }
+  form().querySelector("[data-arg-none]").hidden = found > 0;
+}
+
+// Sliders: contexts are spaced evenly in their logarithm, rounded to what people write.
+const shown = (number) => number.toLocaleString("en");
+function contextAt(step, most) {
+  const raw = 512 * (most / 512) ** (step / 100);
+  if (step >= 100) return most;
+  const grain = raw >= 8192 ? 1024 : raw >= 2048 ? 256 : 64;
+  return Math.max(grain, Math.round(raw / grain) * grain);
+}
+
+function drawSliders() {
+  const card = document.getElementById("fit-card");
+  const sliders = place.querySelector("[data-sliders]");
+  const most = Number(card.dataset.maxContext || 0);
+  const context = Number(card.dataset.context || 0);
+  sliders.hidden = !(most > 1024 && context);
+  if (sliders.hidden) return;
+  const slide = sliders.querySelector("[data-slide-context]");
+  slide.dataset.most = most;
+  if (document.activeElement !== slide) {
+    slide.value = Math.round((100 * Math.log(Math.max(context, 512) / 512)) / Math.log(most / 512));
+    sliders.querySelector("[data-slide-context-shown]").textContent = shown(context);
+  }
+}
+
+function slid(slide) {
+  const { elements } = form();
+  if ("slideContext" in slide.dataset) {
+    const context = contextAt(Number(slide.value), Number(slide.dataset.most));
+    slide.parentElement.querySelector("[data-slide-context-shown]").textContent = shown(context);
+    elements.arg_max_model_len.value = context;
+    fire(elements.arg_max_model_len, "input");
+  } else {
+    const wanted = slide.value === "0" ? "" : 2 ** (Number(slide.value) - 1);
+    slide.parentElement.querySelector("[data-slide-wanted-shown]").textContent = wanted || "–";
+    elements.wanted.value = wanted;
+    fire(elements.wanted, "input");
+  }
+}
+
+function set(texts) {
+  for (const [name, text] of Object.entries(texts)) {
+    const field = form().elements[name];
+    if (!field) continue;
+    field.value = text;
+    field.classList.remove("is-invalid");
+    field.closest("[data-arg],.row-field")?.querySelectorAll(".field-error:not([data-json-error])").forEach((error) => error.remove());
+    fire(field, "input");
+    field.closest("details")?.setAttribute("open", "");
+  }
+}
+
+place.addEventListener("change", (event) => {
+  if (event.target.name === "copy") { offerEngines(); proposeName(); }
+  if ("argChanged" in event.target.dataset) search();
+  if (event.target.name?.startsWith("arg_")) markChanged(event.target);
+});
+place.addEventListener("input", (event) => {
+  const field = event.target;
+  if ("argSearch" in field.dataset) { search(); return; }
+  if (field.type === "range") { slid(field); return; }
+  markChanged(field);
+  checkJson(field);
+});
+place.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-set],[data-reset]");
+  if (!button) return;
+  if (button.dataset.set) { set(JSON.parse(button.dataset.set)); return; }
+  const field = button.closest("[data-arg]").querySelector("input,select,textarea");
+  field.value = "";
+  checkJson(field);
+  fire(field, "input");
+  field.focus();
+});
+
+// What was open stays open when the form or the card is drawn anew.
+const keep = "[data-arg-group],[data-fold],[data-keep],[data-own]";
+const keyOf = (one) => one.dataset.argGroup ?? one.dataset.fold ?? one.dataset.keep ?? "own";
+document.body.addEventListener("htmx:beforeSwap", () => {
+  opened = new Set([...place.querySelectorAll(keep)].filter((one) => one.open).map(keyOf));
+});
+document.body.addEventListener("htmx:afterSettle", (event) => {
+  if (event.target.id === "deploy-form" || event.detail.elt.id === "deploy-form") {
+    for (const one of place.querySelectorAll(keep)) if (opened.has(keyOf(one))) one.open = true;
+    offerEngines();
+    place.dispatchEvent(new Event("slipway:redrawn"));
+    form().querySelector(".note-card")?.scrollIntoView({ block: "nearest" });
+  }
+  drawSliders();
+});
+document.body.addEventListener("htmx:oobAfterSwap", drawSliders);
+// Three hundred fields that nobody filled in need not travel at each keystroke.
+document.body.addEventListener("htmx:configRequest", (event) => {
+  if (!event.detail.path.startsWith("/deployments/new/")) return;
+  for (const name of [...event.detail.formData.keys()]) {
+    if (name.startsWith("arg_") && !event.detail.formData.get(name)) event.detail.formData.delete(name);
+  }
+});
+
 offerEngines();
-if (copy.value && !name.value) proposeName();
+if (form().elements.copy.value && !form().elements.name.value) proposeName();
+drawSliders();

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from console.access.models import Team, User
 from console.catalog.models import Copy, Model, Revision
-from console.deployments.forms import split_arguments
+from console.deployments.form_fields import split_arguments
 from console.deployments.models import Deployment, Spec
 from console.fleet.models import Engine
 from console.jobs.models import Job
@@ -54,14 +54,14 @@ def test_the_essentials_are_enough(fleet: Fleet, admin: User) -> None:
 
 def test_everything_that_is_filled_in_reaches_the_spec(fleet: Fleet, admin: User) -> None:
     data = filled(
-        fleet, max_model_len="4096", arguments='--enforce-eager \\\n  --chat-template "a b.jinja"', port="18500",
-        environment="VLLM_CPU_KVCACHE_SPACE=1\n# why\nexport A=b=c\n", probe_prompt="2+2?", probe_expected="4",
+        fleet, arg_max_model_len="4096", arguments='--enforce-eager \\\n  --chat-template "a b.jinja"', port="18500",
+        environment="VLLM_CPU_KVCACHE_SPACE=1\n# why\nexport HF_X=b=c\n", probe_prompt="2+2?", probe_expected="4",
         restart_budget="0", start_minutes="5", notes="for docs",
     )  # fmt: skip
     assert signed_in(admin).post(reverse("deployment_add"), data).status_code == 302
     spec = Spec.objects.get()
     assert spec.arguments == ["--max-model-len", "4096", "--enforce-eager", "--chat-template", "a b.jinja"]
-    assert spec.environment == {"VLLM_CPU_KVCACHE_SPACE": "1", "A": "b=c"}
+    assert spec.environment == {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_X": "b=c"}
     assert (spec.port, spec.start_deadline_seconds) == (18500, 300)
     assert (spec.probe["prompt"], spec.probe["expected"], spec.restart["budget"]) == ("2+2?", "4", 0)
     assert Deployment.objects.get().notes == "for docs"
@@ -89,12 +89,12 @@ def test_each_form_has_a_key_of_its_own(fleet: Fleet, admin: User) -> None:
         ({"copy": ""}, "copy", "required"),
         ({"engine": "999999"}, "engine", "valid choice"),
         ({"arguments": '--x "open'}, "arguments", "never closed"),
-        ({"arguments": "--max_model_len=5", "max_model_len": "4096"}, "arguments", "given twice"),
+        ({"arguments": "--max_model_len=5", "arg_max_model_len": "4096"}, "arguments", "given twice"),
         ({"environment": "NO EQUALS"}, "environment", "Line 1"),
-        ({"environment": "A=1\nA=2"}, "environment", "set twice"),
+        ({"environment": "HF_A=1\nHF_A=2"}, "environment", "set twice"),
         ({"environment": "1A=1"}, "environment", "Line 1"),
         ({"port": "80"}, "port", "1024"),
-        ({"max_model_len": "-1"}, "max_model_len", "1"),
+        ({"arg_max_model_len": "-5"}, "arg_max_model_len", "1"),
         ({"start_minutes": "0"}, "start_minutes", "1"),
         ({"idempotency_key": "x"}, "idempotency_key", "UUID"),
     ],
@@ -198,9 +198,9 @@ def preview_of(user: User, data: dict[str, Any]) -> str:
 
 def test_the_command_is_shown_while_typing_even_half_way(fleet: Fleet, admin: User) -> None:
     assert "vllm serve MODEL" in preview_of(admin, {})
-    page = preview_of(admin, filled(fleet, max_model_len="2048", arguments="--enforce-eager", environment="A=b"))
+    page = preview_of(admin, filled(fleet, arg_max_model_len="2048", arguments="--enforce-eager", environment="HF_A=b"))
     assert f"vllm serve {fleet.copy.path}" in page
-    for text in ("--served-model-name chat", "--max-model-len 2048", "--enforce-eager", "<b>A</b>=b", "--port PORT"):
+    for text in ("--served-model-name chat", "--max-model-len 2048", "--enforce-eager", "<b>HF_A</b>=b", "--port PORT"):
         assert text in page, text
     assert "never closed" in preview_of(admin, filled(fleet, arguments="'open"))
 

@@ -12,6 +12,7 @@ from workers.host.engines import Engine
 from workers.host.failures import StepFailedError
 from workers.host.processes import OWNER_VARIABLE
 from workers.sealing import SealingError, unseal
+from workers.vllm.own_options import ALLOWED_PREFIXES, OWN_OPTIONS, forbidden_variable, own_options
 
 LISTEN_ADDRESS = "127.0.0.1"
 
@@ -26,46 +27,6 @@ _INHERITED = (
 
 _DEFAULTS = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 _CPU_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1"}
-
-_ALLOWED_PREFIXES = (
-    "VLLM_",
-    "HF_",
-    "OMP_",
-    "NCCL_",
-    "TORCH_",
-    "PYTORCH_",
-    "CUDA_",
-    "FLASHINFER_",
-    "GLOO_",
-    "TOKENIZERS_",
-)
-_ALLOWED_NAMES = ("HF_HOME", "TRITON_CACHE_DIR", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-_FORBIDDEN_NAMES = {
-    "VLLM_PLUGINS": "it loads code into the engine",
-    "VLLM_API_KEY": "the deployment's key is sealed and set by the agent",
-    "VLLM_HOST_IP": "the agent decides where an engine listens",
-    "VLLM_PORT": "the agent decides where an engine listens",
-    "VLLM_TORCH_PROFILER_DIR": "it writes files anywhere",
-    "VLLM_LOGGING_CONFIG_PATH": "it loads code into the engine",
-    "VLLM_SERVER_DEV_MODE": "it opens control endpoints to every client",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "it lets every client load files",
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": "it lets messages run code",
-    "CUDA_INJECTION64_PATH": "it loads code into the engine",
-    "NCCL_NET_PLUGIN": "it loads code into the engine",
-    "NCCL_TUNER_PLUGIN": "it loads code into the engine",
-    "NCCL_PROFILER_PLUGIN": "it loads code into the engine",
-    "TORCH_EXTENSIONS_DIR": "it loads code into the engine",
-}
-
-_OWN_ARGUMENTS = {
-    "--host": "the agent decides where an engine listens",
-    "--port": "the port is a field of its own",
-    "--uds": "the agent decides where an engine listens",
-    "--api-key": "the key is sealed and set by the agent",
-    "--served-model-name": "the served names are a field of their own",
-    "--model": "the model is a field of its own",
-    "--config": "a file on the host could change anything",
-}
 
 
 @dataclass(frozen=True)
@@ -127,25 +88,20 @@ def _quiet(engine: Engine, arguments: list[str]) -> list[str]:
 
 def check_arguments(arguments: list[str]) -> None:
     """Raise `StepFailedError` (`arguments.reserved`) for an option that the agent itself sets."""
-    for argument in arguments:
-        name = argument.split("=", 1)[0].replace("_", "-")
-        # The engine takes unique prefixes, so `--api-k` is `--api-key`.
-        own = next((one for one in _OWN_ARGUMENTS if len(name) > 3 and one.startswith(name)), None)
-        if name.startswith("--") and own:
-            reason = _OWN_ARGUMENTS[own]
-            raise StepFailedError(
-                "arguments.reserved", f"{name} can't be given here: {reason}", next_step=f"Remove {name} and try again."
-            )
+    for name, own in own_options(arguments):
+        raise StepFailedError(
+            "arguments.reserved",
+            f"{name} can't be given here: {OWN_OPTIONS[own]}",
+            next_step=f"Remove {name} and try again.",
+        )
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
     """Raise `StepFailedError` (`environment.not_allowed`) for a variable that an order may not set."""
     for name in environment:
-        reason = _FORBIDDEN_NAMES.get(name)
-        if reason is None and not name.startswith(_ALLOWED_PREFIXES) and name not in _ALLOWED_NAMES:
-            reason = "it is not a setting of the engine"
-        if reason is not None:
-            allowed = ", ".join(f"{prefix}*" for prefix in _ALLOWED_PREFIXES)
+        reason = forbidden_variable(name)
+        if reason:
+            allowed = ", ".join(f"{prefix}*" for prefix in ALLOWED_PREFIXES)
             raise StepFailedError(
                 "environment.not_allowed",
                 f"the variable {name} can't be set for an engine: {reason}",

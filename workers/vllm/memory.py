@@ -25,6 +25,7 @@ from workers.vllm.model_shape import ModelShape, read_shape
 from workers.vllm.overhead import LearnedResidual, Overhead, learn, residual
 from workers.vllm.plan_types import Plan, PlanRequest, Reason, Suggestion
 from workers.vllm.planning import compute_plan
+from workers.vllm.shape_record import record_of, shape_from
 from workers.vllm.suggestions import suggest
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Reason",
     "Suggestion",
     "builtin_catalogue",
+    "compute_plan",
     "device_of_bytes",
     "find_device",
     "learn",
@@ -46,7 +48,9 @@ __all__ = [
     "plan",
     "read_model",
     "read_shape",
+    "record_of",
     "residual",
+    "shape_from",
 ]
 
 

@@ -29,6 +29,15 @@ def read_model(path: Path) -> ModelShape:
         FileNotFoundError: when there is no config.json.
         ValueError: when config.json isn't a JSON object or doesn't determine the KV cache.
     """
+    config, sizes, problems = read_model_parts(path)
+    return read_shape(config, weights=sizes, weights_problems=problems)
+
+
+def read_model_parts(path: Path) -> tuple[dict[str, Any], WeightSizes | None, tuple[str, ...]]:
+    """The configuration, the weights' sizes (None to estimate them) and what is wrong with the files they are from.
+
+    Raises as `read_model`, but for what the configuration doesn't determine.
+    """
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         message = f"{path}: no config.json there; give the directory that holds it"
@@ -36,9 +45,8 @@ def read_model(path: Path) -> ModelShape:
     config = _read_json(file)
     if not path.is_dir():
         problem = "weights incomplete: only config.json was given, so their size is estimated from it"
-        return read_shape(config, weights_problems=(problem,))
-    sizes, problems = _read_weights(path, config)
-    return read_shape(config, weights=sizes, weights_problems=problems)
+        return config, None, (problem,)
+    return config, *_read_weights(path, config)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from workers.host.step_context import StepContext
 from workers.host.steps.preflight import resolve_model_path
 from workers.step_payloads import ManifestFile, VerifyResult
 from workers.step_payloads import VerifyPayload as Payload
+from workers.vllm.memory import record_of
 from workers.weights.digests import Expected, collect
 from workers.weights.findings import Finding, Findings, Severity
 from workers.weights.layout import read_layout
@@ -29,7 +30,9 @@ def run(context: StepContext, payload: Payload) -> VerifyResult:
     changed = changed_files(path, known) if known else ()
     if payload.trust_unchanged and known and not changed:
         size = sum(record.size for record in known)
-        return VerifyResult(model_path=str(path), files=len(known), size_bytes=size, seconds=0, unchanged=True)
+        return VerifyResult(
+            model_path=str(path), files=len(known), size_bytes=size, seconds=0, unchanged=True, shape=_shape(path)
+        )
     if payload.trust_unchanged and changed:
         more = f" and {len(changed) - _SHOWN_CHANGES} more" if len(changed) > _SHOWN_CHANGES else ""
         shown = ", ".join(changed[:_SHOWN_CHANGES])
@@ -60,7 +63,16 @@ def run(context: StepContext, payload: Payload) -> VerifyResult:
         details=summary,
         manifest=[ManifestFile.model_validate(entry) for entry in verification.manifest()],
         checked_against=_checked_against(path, payload, earlier),
+        shape=_shape(path),
     )
+
+
+def _shape(path: Path) -> dict[str, object]:
+    """What memory is planned with; a model that can't be planned can still be served."""
+    try:
+        return record_of(path)
+    except (OSError, ValueError):
+        return {}
 
 
 def _checked_against(path: Path, payload: Payload, earlier: list[FileRecord]) -> dict[str, int]:

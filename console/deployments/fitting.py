@@ -1,0 +1,372 @@
+"""Will it fit: what the deploy form, the model's page and each launch ask the planner, in the console's own terms.
+
+The planner takes frozen values; here they are gathered from rows: the shape that a host read from the model's files, the
+devices with their live memory, what strangers hold of it, the overhead that earlier launches showed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from console.catalog.models import Copy
+from console.deployments import launches
+from console.deployments.argument_fields import PREFIX
+from console.deployments.device_catalogue import catalogue
+from console.deployments.models import Deployment
+from console.fleet import presentation
+from console.fleet.models import Device, Engine, Host
+from workers.vllm.arguments import Value
+from workers.vllm.memory import Device as Kind
+from workers.vllm.memory import (
+    ModelShape,
+    Plan,
+    PlanRequest,
+    Suggestion,
+    compute_plan,
+    device_of_bytes,
+    find_device,
+    parse_bytes,
+    plan,
+    shape_from,
+)
+
+GIB = 2**30
+CPU_KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+CPU_KV_GIB = 1.0
+"""What the agent gives an engine on a CPU that says nothing else."""
+FIELDS = {
+    "kv_cache.too_small": "max_model_len",
+    "context.exceeds_model": "max_model_len",
+    "memory.free_below_utilization": "gpu_memory_utilization",
+    "attention.block_size_unsupported": "block_size",
+    "kv_cache_dtype.unsupported_device": "kv_cache_dtype",
+    "parallelism.heads_not_divisible": "tensor_parallel_size",
+    "parallelism.kv_heads_not_divisible": "tensor_parallel_size",
+    "parallelism.not_enough_devices": "tensor_parallel_size",
+    "parallelism.too_many_stages": "pipeline_parallel_size",
+}
+"""Argument at whose field a reason stands; others stand at the model."""
+CURVE_POINTS = 24
+SHORTEST_CONTEXT = 512
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A change that was planned before it is offered. `sets` are form fields and their texts; empty: advice only."""
+
+    text: str
+    button: str
+    sets: Mapping[str, str]
+
+    @property
+    def data(self) -> str:
+        """`sets` as JSON, for the button."""
+        return json.dumps(dict(self.sets))
+
+
+@dataclass(frozen=True)
+class Used:
+    """A device of the host that the engine will use, with its memory now, in bytes."""
+
+    row: Device
+    kind: Kind
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The answer: a plan with the devices it is for, or why there is none.
+
+    `refusals` are form fields and why the engine would not start; `ranks` is how many shares of the model one device
+    holds (all of them on a CPU).
+    """
+
+    plan: Plan | None
+    devices: tuple[Used, ...]
+    trouble: str
+    refusals: Mapping[str, str]
+    offers: tuple[Offer, ...]
+    curve: tuple[tuple[int, float], ...]
+    max_context: int
+    ranks: int = 1
+
+
+def fit(
+    copy: Copy,
+    engine: Engine,
+    *,
+    values: Mapping[str, Value],
+    environment: Mapping[str, str],
+    devices: Sequence[Device] = (),
+    changing: Deployment | None = None,
+    wanted: int | None = None,
+) -> Fit:
+    """Plan a model on devices of a host as the engine would lay it out with these arguments.
+
+    `devices` empty: those with the most free memory. `changing`: its own memory counts as free, because it ends first.
+    `wanted`: requests of full length at once that one would like to serve.
+    """
+    if not copy.revision.shape:
+        return _none(_("No host has read these files yet. Verify them once, and the sum is shown before each start."))
+    try:
+        shape = shape_with(copy.revision.shape, values)
+        used = choose(engine.host, engine, values, devices, given_back=_own_bytes(changing, engine.host))
+        request = request_for(engine, used, values, environment)
+        request = _with_learned(shape, request, copy, engine, used)
+        found = plan(shape, request, catalogue())
+    except ValueError as error:
+        return _none(str(error))
+    return Fit(
+        plan=found,
+        devices=tuple(used),
+        trouble="",
+        refusals=refusals(found),
+        offers=(*offers(found.suggestions), *_wanted(shape, request, found, wanted)),
+        curve=_curve(shape, request, found),
+        max_context=shape.max_context,
+        ranks=_ranks(engine, values),
+    )
+
+
+def _none(trouble: str) -> Fit:
+    return Fit(None, (), trouble, {}, (), (), 0)
+
+
+def shape_with(record: Mapping[str, Any], values: Mapping[str, Value]) -> ModelShape:
+    """A model's shape with the arguments that change it laid over: `hf_overrides` and `dtype`."""
+    overrides = values.get("hf_overrides")
+    config = dict(record.get("config") or {})
+    if isinstance(overrides, dict):
+        config = _overlaid(config, overrides)
+    shape = shape_from({**record, "config": config})
+    width = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}.get(str(values.get("dtype")))
+    if width is None:
+        return shape
+    name = {"float": "float32", "half": "float16"}.get(str(values["dtype"]), str(values["dtype"]))
+    weights = shape.weights
+    if shape.quantization is None and width != shape.dtype_bytes:
+        weights = weights.scaled_to(weights.total_bytes * width // shape.dtype_bytes, weights.source)
+    return replace(shape, dtype=name, dtype_bytes=width, weights=weights)
+
+
+def _overlaid(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(config)
+    for key, value in overrides.items():
+        inner = merged.get(key)
+        merged[key] = _overlaid(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _size(values: Mapping[str, Value], dest: str) -> int | None:
+    value = values.get(dest)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def world(values: Mapping[str, Value]) -> int:
+    """Ranks that the parallel sizes ask for."""
+    return (_size(values, "tensor_parallel_size") or 1) * (_size(values, "pipeline_parallel_size") or 1)
+
+
+def _ranks(engine: Engine, values: Mapping[str, Value]) -> int:
+    return world(values) if engine.platform == "cpu" else 1
+
+
+def choose(
+    host: Host, engine: Engine, values: Mapping[str, Value], devices: Sequence[Device], *, given_back: int = 0
+) -> list[Used]:
+    """The devices the engine will use: those that were chosen, else those with the most free memory.
+
+    ValueError when the host has none of the engine's kind.
+    """
+    on_cpu = engine.platform == "cpu"
+    rows = list(devices) or list(host.devices.filter(kind="cpu" if on_cpu else "gpu"))
+    if not rows:
+        raise ValueError(
+            _("%(host)s has told of no %(kind)s, which %(engine)s needs.")
+            % {"host": host, "kind": "CPU" if on_cpu else "GPU", "engine": engine}
+        )
+    found = []
+    for row in rows:
+        memory = presentation.memory(row, host.vitals)
+        free = min(memory.free + given_back, memory.total)
+        found.append(Used(row, kind_of(row), memory.total, free))
+    if devices or on_cpu:
+        return found
+    return sorted(sorted(found, key=lambda one: -one.free)[: world(values)], key=lambda one: one.row.index)
+
+
+def kind_of(row: Device) -> Kind:
+    """A host's device as the catalogue knows it, with its own memory; of an unknown one only what its driver says."""
+    if row.kind == "cpu":
+        return device_of_bytes(row.memory_total, "cpu")
+    known = find_device(row.name, catalogue())
+    if known is None:
+        known = replace(device_of_bytes(row.memory_total, "cuda"), title=row.name)
+    capability = str(row.details.get("capability") or "") if isinstance(row.details, dict) else ""
+    major, _dot, minor = capability.partition(".")
+    if major.isdigit() and minor.isdigit():
+        known = replace(known, capability=(int(major), int(minor)))
+    return replace(known, memory_bytes=row.memory_total)
+
+
+def _own_bytes(changing: Deployment | None, host: Host) -> int:
+    """What the engine that a change replaces gives back, per device, as it was planned when it was launched."""
+    if changing is None or not changing.instances.filter(host=host, run=True).exists():
+        return 0
+    last = launches.latest(changing)
+    predicted = last.prediction if last is not None else {}
+    parts = ("weights_bytes_per_device", "overhead_bytes", "kv_cache_bytes")
+    return sum(int(predicted.get(part) or 0) for part in parts)
+
+
+def request_for(
+    engine: Engine, used: Sequence[Used], values: Mapping[str, Value], environment: Mapping[str, str]
+) -> PlanRequest:
+    """What is asked of the planner. ValueError for a KV size that can't be read."""
+    on_cpu = engine.platform == "cpu"
+    tensor, pipeline = _size(values, "tensor_parallel_size") or 1, _size(values, "pipeline_parallel_size") or 1
+    ranks = tensor * pipeline if on_cpu else 1
+    smallest = min(used, key=lambda one: one.free)
+    details = smallest.row.details if isinstance(smallest.row.details, dict) else {}
+    speculative = values.get("speculative_config")
+    drafts = speculative.get("num_speculative_tokens") if isinstance(speculative, dict) else 0
+    share = values.get("gpu_memory_utilization")
+    return PlanRequest(
+        device=smallest.kind,
+        count=max(len(used), ranks),
+        free_bytes=smallest.free // ranks,
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        gpu_memory_utilization=float(share) if isinstance(share, int | float) else None,
+        kv_cache_memory=_cpu_kv(environment) if on_cpu else _kv_bytes(values.get("kv_cache_memory_bytes")),
+        kv_cache_dtype=str(values.get("kv_cache_dtype") or "auto"),
+        max_model_len=_size(values, "max_model_len"),
+        max_num_seqs=_size(values, "max_num_seqs"),
+        max_num_batched_tokens=_size(values, "max_num_batched_tokens"),
+        block_size=_size(values, "block_size") or None,
+        platform="cpu" if on_cpu else "cuda",
+        engine_version=engine.version,
+        enable_prefix_caching=values.get("enable_prefix_caching"),
+        async_scheduling=values.get("async_scheduling"),
+        enforce_eager=bool(values.get("enforce_eager")),
+        speculative_tokens=drafts if isinstance(drafts, int) else 0,
+        cpu_amx=bool(details.get("amx")),
+        cpu_avx512=bool(details["avx512"]) if "avx512" in details else None,
+        cpu_avx512_bf16=bool(details.get("avx512_bf16")),
+    )
+
+
+def _cpu_kv(environment: Mapping[str, str]) -> int:
+    text = environment.get(CPU_KV_VARIABLE, "")
+    try:
+        return int(float(text or CPU_KV_GIB) * GIB) or int(CPU_KV_GIB * GIB)
+    except ValueError:
+        raise ValueError(
+            _("%(name)s is a number of GiB, not “%(text)s”.") % {"name": CPU_KV_VARIABLE, "text": text}
+        ) from None
+
+
+def _kv_bytes(value: Value) -> int | None:
+    if value in (None, ""):
+        return None
+    return value if isinstance(value, int) else parse_bytes(str(value))
+
+
+def _with_learned(
+    shape: ModelShape, request: PlanRequest, copy: Copy, engine: Engine, used: Sequence[Used]
+) -> PlanRequest:
+    batched = compute_plan(shape, request).max_num_batched_tokens
+    learned = launches.learned(
+        revision=copy.revision_id, device=used[0].row.name, batched_tokens=batched, engine_version=engine.version
+    )
+    return replace(request, learned=learned)
+
+
+def refusals(found: Plan) -> dict[str, str]:
+    """Form field to why the engine would not start, the first reason at each."""
+    texts: dict[str, str] = {}
+    for reason in found.reasons:
+        if reason.severity == "error":
+            argument = FIELDS.get(reason.code)
+            field = PREFIX + argument if argument else "environment" if _is_cpu_kv(reason.code, found) else "copy"
+            texts.setdefault(field, f"{reason.text[:1].upper()}{reason.text[1:]}.")
+    hint = next((one for one in found.suggestions if one.changes), None)
+    if texts and hint is not None:
+        first = next(iter(texts))
+        texts[first] += " " + _("What would fit: %(text)s.") % {"text": hint.text}
+    return texts
+
+
+def _is_cpu_kv(code: str, found: Plan) -> bool:
+    return code == "memory.kv_request_exceeds_available" and found.platform == "cpu"
+
+
+def offers(suggestions: Sequence[Suggestion]) -> list[Offer]:
+    """Suggestions as buttons that set fields of the form."""
+    return [_offer(one, found) for one in suggestions if (found := dict(one.changes)) is not None]
+
+
+def _offer(suggestion: Suggestion, changes: Mapping[str, str]) -> Offer:
+    sets: dict[str, str] = {}
+    words = []
+    for name, value in changes.items():
+        shown = f"{int(value):,}" if value.isdigit() else value
+        if name == "kv-cache-memory":
+            name = "kv-cache-memory-bytes"
+        field = name if name == "replicas" else PREFIX + name.replace("-", "_")
+        sets[field] = value
+        words.append(_("%(name)s to %(value)s") % {"name": _named(name), "value": shown})
+    button = _("Set %(changes)s") % {"changes": _(" and ").join(words)} if words else ""
+    text = suggestion.text
+    return Offer(f"{text[:1].upper()}{text[1:]}", button, sets)
+
+
+def _named(name: str) -> str:
+    return {
+        "max-model-len": _("context"),
+        "gpu-memory-utilization": _("memory share"),
+        "tensor-parallel-size": _("devices per replica"),
+        "max-num-batched-tokens": _("tokens per step"),
+        "kv-cache-dtype": _("KV cache type"),
+        "replicas": _("replicas"),
+    }.get(name, f"--{name}")
+
+
+def _wanted(shape: ModelShape, request: PlanRequest, found: Plan, wanted: int | None) -> list[Offer]:
+    """The longest context with which so many full requests run at once."""
+    if not wanted or not shape.cache_layers or found.kv_cache_bytes is None:
+        return []
+    low, high = 0, shape.max_context
+    while high - low > 256:
+        middle = (low + high) // 2
+        reached = compute_plan(shape, replace(request, max_model_len=middle)).max_concurrency or 0
+        low, high = (middle, high) if reached >= wanted else (low, middle)
+    context = shape.max_context if low + 512 >= shape.max_context else low // 256 * 256
+    if context < SHORTEST_CONTEXT:
+        text = _("%(count)d full requests at once don't fit, however short they are.") % {"count": wanted}
+        return [Offer(text, "", {})]
+    shown = f"{context:,}"
+    if context == found.max_model_len:
+        return []
+    text = _("%(count)d full requests at once fit up to a context of %(context)s.") % {
+        "count": wanted, "context": shown,
+    }  # fmt: skip
+    return [Offer(text, _("Set context to %(context)s") % {"context": shown}, {f"{PREFIX}max_model_len": str(context)})]
+
+
+def _curve(shape: ModelShape, request: PlanRequest, found: Plan) -> tuple[tuple[int, float], ...]:
+    """(context, full requests at once), evenly spaced in the logarithm of the context."""
+    if not shape.cache_layers or found.max_concurrency is None or shape.max_context < 2 * SHORTEST_CONTEXT:
+        return ()
+    ratio = (shape.max_context / SHORTEST_CONTEXT) ** (1 / (CURVE_POINTS - 1))
+    contexts = sorted({round(SHORTEST_CONTEXT * ratio**step) for step in range(CURVE_POINTS)} | {found.max_model_len})
+    points = []
+    for context in contexts:
+        if context <= shape.max_context:
+            concurrency = compute_plan(shape, replace(request, max_model_len=context)).max_concurrency
+            points.append((context, round(concurrency or 0, 3)))
+    return tuple(points)

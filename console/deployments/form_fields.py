@@ -1,0 +1,98 @@
+"""Fields of the deploy form that are more than text: a model's files, an engine, devices, variables."""
+
+import re
+import shlex
+from typing import Any
+
+from django import forms
+from django.utils.translation import gettext_lazy as _
+
+from console.common.spans import readable_bytes
+from console.common.states import LOOKS
+from workers.vllm.own_options import ALLOWED_PREFIXES, forbidden_variable
+
+ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+
+class OptionWithHost(forms.Select):
+    """A select whose options tell their host, so that the page can show only the engines of the model's host."""
+
+    def create_option(self, name: str, value: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Add `data-host`."""
+        option: dict[str, Any] = super().create_option(name, value, *args, **kwargs)
+        row = getattr(value, "instance", None)
+        if row is not None:
+            option["attrs"]["data-host"] = str(row.host_id)
+        return option
+
+
+class CopyField(forms.ModelChoiceField):  # type: ignore[type-arg]
+    """A model's files on a host."""
+
+    widget = OptionWithHost
+
+    def label_from_instance(self, copy: Any) -> str:
+        """Model, host, verification, size."""
+        size = f" · {readable_bytes(copy.size_bytes)}" if copy.size_bytes else ""
+        return f"{copy.revision.model} · {copy.host} · {LOOKS[copy.state].word}{size}"
+
+
+class EngineField(forms.ModelChoiceField):  # type: ignore[type-arg]
+    """An installed vLLM."""
+
+    widget = OptionWithHost
+
+    def label_from_instance(self, engine: Any) -> str:
+        """Distribution, version, host."""
+        return f"{engine} · {engine.host}"
+
+
+class DevicesField(forms.ModelMultipleChoiceField):  # type: ignore[type-arg]
+    """Devices of the engine's host, by uuid."""
+
+    def label_from_instance(self, device: Any) -> str:
+        """Name, place, memory."""
+        return f"{device.name} #{device.index} · {readable_bytes(device.memory_total)}"
+
+
+class EnvironmentField(forms.CharField):
+    """One NAME=value a line; cleans to variables by name. Only settings of the engine may be set."""
+
+    def clean(self, value: Any) -> Any:
+        """Variables by name. ValidationError names the line, or the variable and why it can't be set."""
+        found: dict[str, str] = {}
+        for number, line in enumerate(super().clean(value).splitlines(), start=1):
+            text = line.strip().removeprefix("export ").strip()
+            if not text or text.startswith("#"):
+                continue
+            name, equals, setting = text.partition("=")
+            name = name.strip()
+            if not equals or not ENVIRONMENT_NAME.match(name):
+                raise forms.ValidationError(_("Line %(number)d is not NAME=value."), params={"number": number})
+            if name in found:
+                raise forms.ValidationError(_("%(name)s is set twice."), params={"name": name})
+            if why := forbidden_variable(name):
+                raise forms.ValidationError(
+                    _("%(name)s can't be set for an engine: %(why)s. Allowed are %(allowed)s."),
+                    params={"name": name, "why": why, "allowed": ", ".join(f"{one}*" for one in ALLOWED_PREFIXES)},
+                )
+            found[name] = setting.strip()
+        return found
+
+
+def environment_text(environment: dict[str, str]) -> str:
+    """Variables as the field shows them."""
+    return "\n".join(f"{name}={value}" for name, value in environment.items())
+
+
+def split_arguments(text: str) -> list[str]:
+    """Split a text as a shell would, without ever running one: quotes group, a backslash joins lines.
+
+    A pasted `vllm serve MODEL …` loses those three words. Raises ValueError for an open quote.
+    """
+    words = shlex.split(text.replace("\r\n", "\n").replace("\\\n", " "), comments=False)
+    if words[:2] == ["vllm", "serve"]:
+        words = words[2:]
+        if words and not words[0].startswith("-"):
+            words = words[1:]
+    return words
