@@ -56,7 +56,7 @@ def test_from_signing_in_to_no_process_left(page: Page, live_console: LiveConsol
     page.fill("[name=name]", "walk")
     page.select_option("[name=copy]", str(copy_of_the_model))
     page.select_option("[name=engine]", str(engine))
-    page.fill("[name=max_model_len]", "1024")
+    page.fill("[name=arg_max_model_len]", "1024")
     page.fill("[name=arguments]", "--enforce-eager --max-num-seqs 4")
     expect(page.locator("#preview")).to_contain_text("--served-model-name walk")
     page.locator("#deploy-form button[type=submit]").dblclick()

@@ -69,7 +69,7 @@ def served(live_console: LiveConsole, copy_of_the_model: int) -> Served:
     answer = console.post(
         "/deployments/new/",
         {
-            "name": "life", "copy": copy_of_the_model, "engine": engine, "max_model_len": "1024",
+            "name": "life", "copy": copy_of_the_model, "engine": engine, "arg_max_model_len": "1024",
             "arguments": "--enforce-eager --max-num-seqs 4", "expected": "Paris", "reason": "live test",
         },
     )  # fmt: skip
