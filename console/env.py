@@ -59,6 +59,10 @@ class Environment(BaseSettings):
         default="https://download.pytorch.org/whl/cpu",
         description="Extra package index for PyTorch's CPU build, used when the ordinary index lacks it.",
     )
+    slipway_extra_indexes: str = Field(
+        default="https://download.pytorch.org/whl/cpu,https://wheels.vllm.ai/nightly",
+        description="Package indexes that an admin may add to the host's own when installing an engine, separated by commas.",
+    )
     database_url: str = Field(
         default="", description="postgres://USER:PASSWORD@HOST:PORT/NAME; empty: SQLite in SLIPWAY_HOME."
     )
@@ -97,6 +101,14 @@ class Environment(BaseSettings):
             raise ValueError("use FIRST-LAST with 1024 <= FIRST <= LAST <= 65535, such as 18000-18999")
         return value
 
+    @field_validator("slipway_extra_indexes")
+    @classmethod
+    def _indexes(cls, value: str) -> str:
+        for url in filter(None, (part.strip() for part in value.split(","))):
+            if not url.startswith(("https://", "http://", "file:///")) or any(sign.isspace() for sign in url):
+                raise ValueError("use addresses that begin with https://, http:// or file:///, separated by commas")
+        return value
+
     @field_validator("database_url")
     @classmethod
     def _database(cls, value: str) -> str:
@@ -125,6 +137,11 @@ class Environment(BaseSettings):
     def console_dir(self) -> Path:
         """Folder of the console's own data: database, broker, logs, secrets."""
         return self.slipway_home / "console"
+
+    @property
+    def extra_indexes(self) -> list[str]:
+        """Package indexes that may be added to a host's own."""
+        return [url for part in self.slipway_extra_indexes.split(",") if (url := part.strip())]
 
     @property
     def instance_port_range(self) -> tuple[int, int]:

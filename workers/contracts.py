@@ -90,6 +90,10 @@ class StepKind(StrEnum):
     WARMUP = "warmup"
     STOP = "stop"
     INSTALL_ENGINE = "install_engine"
+    ADOPT_ENGINE = "adopt_engine"
+    CHECK_ENGINE = "check_engine"
+    REMOVE_ENGINE = "remove_engine"
+    CLEAR_CACHE = "clear_cache"
     MAKE_DEMO_MODEL = "make_demo_model"
     DELETE_COPY = "delete_copy"
     SERVE_COPY = "serve_copy"
@@ -440,6 +444,16 @@ class HostInventory(Message):
     facts: dict[str, Any] = {}
 
 
+class EngineSchema(Message):
+    """The arguments of one engine, as its own parser has them. Sent when they are new; 200 kB, so not with each inventory."""
+
+    kind: Literal["engine.schema"] = "engine.schema"
+    key: str
+    sha256: str
+    content: dict[str, Any]
+    """What `workers.vllm.dump_arguments` prints."""
+
+
 class UnknownInstances(Message):
     """Instances that run here but stand in no desired state: kept, shown, never killed."""
 
@@ -458,6 +472,7 @@ Body: TypeAlias = Annotated[
     | AttemptEnded
     | InstanceChecked
     | HostInventory
+    | EngineSchema
     | UnknownInstances,
     Field(discriminator="kind"),
 ]

@@ -28,6 +28,11 @@ def slipway_home() -> Path:
     return Path(os.environ.get("SLIPWAY_HOME") or Path.home() / ".local" / "share" / "slipway").expanduser().absolute()
 
 
+def default_trusted_roots() -> list[Path]:
+    """Where people of a machine keep what they install by hand."""
+    return [Path.home(), Path("/opt"), Path("/srv"), Path("/usr/local")]
+
+
 class HostConfig(BaseModel):
     """Everything that a host's agent must know before it can reach the console."""
 
@@ -49,6 +54,8 @@ class HostConfig(BaseModel):
     """Address under which other hosts reach this one; empty: the one with which it reaches the broker."""
     driver: Literal["shim", "systemd"] = "shim"
     """How engines are kept: by a process of ours alone, or by the same process in a systemd unit of its own."""
+    trusted_roots: list[Path] = Field(default_factory=default_trusted_roots)
+    """Directories below which engines may be adopted and wheels be taken: whatever lies there may be run."""
 
     @model_validator(mode="after")
     def _port_range_is_ordered(self) -> Self:

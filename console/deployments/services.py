@@ -424,6 +424,12 @@ def check_fits_together(copy: Copy, engine: Engine, port: int | None) -> None:
         gone = _("%(engine)s is no longer installed on %(host)s.") % {"engine": engine, "host": engine.host}
         raise Refused(gone, field="engine")
     if port is not None:
+        first, last = copy.host.port_first, copy.host.port_last
+        if not first <= port <= last:
+            outside = _(
+                "Port %(port)d is not among those of %(host)s: %(first)d–%(last)d. An admin can change that range."
+            )
+            raise Refused(outside % {"port": port, "host": copy.host, "first": first, "last": last}, field="port")
         holder = Instance.objects.filter(host=copy.host, port=port).exclude(state__in=("stopped", "crashed")).first()
         if holder:
             raise Refused(_("Port %(port)d belongs to %(name)s.") % {"port": port, "name": holder}, field="port")

@@ -23,3 +23,15 @@ class AddHostForm(forms.Form):
             attrs={"autofocus": True, "autocomplete": "off", "spellcheck": "false", "placeholder": "gpu-01"}
         ),
     )
+
+
+class PortsForm(forms.Form):
+    """Which ports the instances of a host may use."""
+
+    first = forms.IntegerField(label=_("First port"), min_value=1024, max_value=65535)
+    last = forms.IntegerField(
+        label=_("Last port"),
+        min_value=1024,
+        max_value=65535,
+        help_text=_("Each instance takes one. Ports below 1024 need rights that an agent should not have."),
+    )

@@ -96,6 +96,20 @@ class Device(models.Model):
         return f"{self.name} #{self.index}"
 
 
+class EngineSchema(models.Model):
+    """The arguments that an engine's own parser has. One row for all hosts whose engines print the same."""
+
+    sha256 = models.CharField(max_length=64, unique=True)
+    version = models.CharField(max_length=40)
+    """As the engine says it, such as `0.32.0+cpu`."""
+    content: Any = models.JSONField(default=dict)
+    """What `workers.vllm.dump_arguments` printed."""
+    received_at = models.DateTimeField(default=timezone.now)
+
+    def __str__(self) -> str:
+        return f"{self.version} ({self.sha256[:8]})"
+
+
 class Engine(models.Model):
     """One vLLM version in its own environment on one host."""
 
@@ -108,6 +122,8 @@ class Engine(models.Model):
     path = models.CharField(max_length=400)
     size_bytes = models.BigIntegerField(default=0)
     details: Any = models.JSONField(default=dict)
+    """What its host tells beside the columns: see `workers.host.engines.Engine`."""
+    schema = models.ForeignKey(EngineSchema, null=True, on_delete=models.SET_NULL, related_name="engines")
     present = models.BooleanField(default=True)
     """False when the host's register no longer has it; the row stays for the specs that name it."""
     seen_at = models.DateTimeField(default=timezone.now)
@@ -118,6 +134,33 @@ class Engine(models.Model):
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
+
+    @property
+    def adopted(self) -> bool:
+        """True if someone else made its environment."""
+        return bool(self.details.get("adopted"))
+
+    @property
+    def problem(self) -> str:
+        """What its last self-test found; empty if it passed."""
+        return str(self.details.get("problem") or "")
+
+    @property
+    def loosened(self) -> list[dict[str, str]]:
+        """Pins that could not be met when it was installed, and what was installed instead."""
+        return list((self.details.get("plan") or {}).get("loosened") or [])
+
+    @property
+    def caches(self) -> list[dict[str, Any]]:
+        """What it has compiled, by model: `model`, `size_bytes`, `used_at`."""
+        return list(self.details.get("caches") or [])
+
+    @property
+    def look(self) -> Look:
+        """How its state is shown."""
+        if not self.present:
+            return LOOKS["removed"]
+        return LOOKS["broken" if self.problem else "usable"]
 
 
 class ReportCursor(models.Model):

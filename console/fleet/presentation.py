@@ -1,4 +1,4 @@
-"""Hosts as pages show them: one sentence of truth, memory bars, engines as a table of versions and hosts."""
+"""Hosts as pages show them: one sentence of truth, memory bars, the environment."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from console.common.spans import readable_bytes, relative
-from console.fleet.models import Device, Engine, Host
+from console.fleet.models import Device, Host
 from workers.contracts import CONTRACT
 
 SKEW_WORTH_SAYING_SECONDS = 2
@@ -149,27 +149,3 @@ _FACT_NAMES = {
     "port_range": gettext_lazy("Ports of instances"),
     "disk_total": gettext_lazy("Disk"),
 }
-
-
-@dataclass(frozen=True)
-class EngineRow:
-    """One version of one distribution, and the hosts that have it."""
-
-    distribution: str
-    version: str
-    cells: list[tuple[Host, Engine | None]]
-    """One for each column of the table."""
-
-
-def engine_table(engines: Iterable[Engine], hosts: list[Host]) -> list[EngineRow]:
-    """Versions × hosts, newest version first."""
-    found: dict[tuple[str, str], dict[int, Engine]] = {}
-    for engine in engines:
-        found.setdefault((engine.distribution, engine.version), {})[engine.host_id] = engine
-    order = sorted(found, key=lambda key: (key[0], _version_key(key[1])), reverse=True)
-    return [EngineRow(*key, cells=[(host, found[key].get(host.pk)) for host in hosts]) for key in order]
-
-
-def _version_key(version: str) -> list[tuple[int, int | str]]:
-    parts = version.replace("+", ".").replace("-", ".").split(".")
-    return [(1, int(part)) if part.isdigit() else (0, part) for part in parts]

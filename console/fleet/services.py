@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from django.db import IntegrityError, transaction
+from django.db.models import F
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from redis.exceptions import RedisError
@@ -106,6 +107,53 @@ def join(*, token: str, public_key: str) -> Credentials:
         port_first=host.port_first,
         port_last=host.port_last,
     )
+
+
+def set_ports(host: Host, *, first: int, last: int, actor: User) -> str:
+    """Set which ports instances of this host may use, and say what that means for those that run.
+
+    Refused for a range that a specification's fixed port lies outside of, or that another host of the same machine has.
+    """
+    if not 1024 <= first <= last <= 65535:
+        raise Refused(
+            _("Give a first and a last port between 1024 and 65535, the first not above the last."), field="last"
+        )
+    fixed = host.specs.filter(deployment__current_spec=F("pk")).exclude(port=None)
+    if outside := fixed.exclude(port__range=(first, last)).select_related("deployment").first():
+        raise Refused(
+            _("%(name)s asks for port %(port)d, which would lie outside. Change that deployment first.")
+            % {"name": outside.deployment, "port": outside.port},
+            field="last",
+        )
+    if neighbour := _on_same_machine(host, first, last):
+        raise Refused(
+            _("%(name)s is on the same machine and has ports %(first)d–%(last)d. Choose a range that doesn't overlap.")
+            % {"name": neighbour.name, "first": neighbour.port_first, "last": neighbour.port_last},
+            field="first",
+        )
+    with transaction.atomic():
+        Host.objects.filter(pk=host.pk).update(port_first=first, port_last=last)
+        access.record(
+            actor=actor, action="host.ports", target=host.name, target_url=f"/hosts/{host.pk}/",
+            before=f"{host.port_first}-{host.port_last}", after=f"{first}-{last}",
+        )  # fmt: skip
+        live.changed("host", host.pk)
+    kept = list(
+        host.instances.filter(ordered=True).exclude(port__range=(first, last)).exclude(port=None).order_by("port")
+    )
+    said = _("Instances of %(host)s now take ports %(first)d–%(last)d.") % {"host": host, "first": first, "last": last}
+    if kept:
+        names = ", ".join(f"{one} ({one.port})" for one in kept)
+        said += " " + _("Until their next start these keep a port outside: %(names)s.") % {"names": names}
+    return said
+
+
+def _on_same_machine(host: Host, first: int, last: int) -> Host | None:
+    """Another host whose agent runs on this machine and whose ports overlap: they would take each other's."""
+    boot = (host.facts or {}).get("boot_id")
+    others = Host.objects.filter(port_first__lte=last, port_last__gte=first).exclude(pk=host.pk).exclude(public_key="")
+    same = (other for other in others if boot and (other.facts or {}).get("boot_id") == boot)
+    return next((other for other in same if (other.facts or {}).get("hostname") == host.facts.get("hostname")), None)
 
 
 def remove_host(host: Host, *, actor: User, reason: str) -> None:

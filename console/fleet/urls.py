@@ -1,4 +1,4 @@
-"""Addresses of hosts and engines."""
+"""Addresses of hosts."""
 
 from django.urls import path
 
@@ -11,5 +11,5 @@ urlpatterns = [
     path("hosts/<int:pk>/token/", views.host_token, name="host_token"),
     path("hosts/<int:pk>/remove/", views.host_remove, name="host_remove"),
     path("api/hosts/join", api.join, name="host_join"),
-    path("engines/", views.engine_list, name="engine_list"),
+    path("hosts/<int:pk>/ports/", views.host_ports, name="host_ports"),
 ]

@@ -1,4 +1,4 @@
-"""Pages of hosts and engines."""
+"""Pages of hosts."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from console.common.forms import ReasonForm, add_refusal
 from console.common.parts import wants_part
 from console.fleet import presentation, services
 from console.fleet.filters import HostFilter
-from console.fleet.forms import AddHostForm
+from console.fleet.forms import AddHostForm, PortsForm
 from console.fleet.models import Engine, Host
 
 PAGE_SIZE = 50
@@ -169,6 +169,35 @@ def host_remove(request: HttpRequest, pk: int) -> HttpResponse:
     return _ask(request, host, context)
 
 
+@require_http_methods(["GET", "POST"])
+def host_ports(request: HttpRequest, pk: int) -> HttpResponse:
+    """Change which ports instances of a host may use."""
+    host = policies.get(request.user, Host.objects.all(), Action.ADMINISTER, pk=pk)
+    form = PortsForm(request.POST or None, initial={"first": host.port_first, "last": host.port_last})
+    if request.method == "POST" and form.is_valid():
+        try:
+            said = services.set_ports(
+                host,
+                first=form.cleaned_data["first"],
+                last=form.cleaned_data["last"],
+                actor=policies.require(request.user, Action.ADMINISTER),
+            )
+        except Refused as refusal:
+            add_refusal(form, refusal)
+        else:
+            messages.success(request, said)
+            return redirect("host_detail", pk=host.pk)
+    context = {
+        "form": form,
+        "title": _("Ports of %s") % host.name,
+        "button": _("Save"),
+        "consequences": [
+            _("An instance that starts takes a free port of this range; one that runs keeps the port that it has."),
+        ],
+    }
+    return _ask(request, host, context)
+
+
 def _ask(request: HttpRequest, host: Host, context: dict[str, Any]) -> HttpResponse:
     form = context.get("form")
     context |= {"back": reverse("host_detail", args=[host.pk]), "back_label": host.name, "action": request.path}
@@ -176,13 +205,3 @@ def _ask(request: HttpRequest, host: Host, context: dict[str, Any]) -> HttpRespo
     return render(
         request, "common/_dialog.html" if wants_part(request) else "common/confirm.html", context, status=status
     )
-
-
-@require_GET
-def engine_list(request: HttpRequest) -> HttpResponse:
-    """Versions × hosts."""
-    hosts = [host for host in policies.visible(request.user, Host.objects.all()) if not presentation.is_removed(host)]
-    engines = policies.visible(request.user, Engine.objects.filter(present=True), team_path="host__team")
-    rows = presentation.engine_table(engines, hosts)
-    context = {"hosts": hosts, "rows": rows, "newest": rows[0] if rows else None}
-    return render(request, "fleet/engines.html", context)

@@ -14,13 +14,14 @@ class JobsConfig(AppConfig):
     def ready(self) -> None:
         """Contribute cancelled steps and offered copies to desired states; name the handlers of host jobs."""
         from console.fleet import desired
-        from console.jobs import copy_jobs, copy_sharing, host_jobs
+        from console.jobs import copy_jobs, copy_sharing, engine_jobs, host_jobs
 
         desired.contribute(_cancelled_steps)
         desired.contribute(copy_sharing.offers)
         host_jobs.register_handlers()
         copy_jobs.register_handlers()
         copy_sharing.register_handlers()
+        engine_jobs.register_handlers()
 
 
 def _cancelled_steps(host: Any) -> dict[str, Any]:

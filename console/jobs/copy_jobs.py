@@ -12,12 +12,12 @@ from console.access import services as access
 from console.access.models import User
 from console.catalog import lookups
 from console.catalog.models import Copy, File, Model, Revision, Source
-from console.catalog.usage import usage_of
 from console.common import live
 from console.common.errors import Refused
 from console.common.spans import readable_bytes
 from console.common.states import move
 from console.fleet.models import Host
+from console.fleet.usage import usage_of
 from console.jobs import services
 from console.jobs.copy_checks import (
     bad_files,

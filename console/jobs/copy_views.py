@@ -10,10 +10,10 @@ from console.access import policies
 from console.access.policies import Action
 from console.catalog import consents
 from console.catalog.models import Consent, Copy
-from console.catalog.usage import usage_of
 from console.common.errors import Refused
 from console.common.forms import add_refusal
 from console.common.spans import readable_bytes
+from console.fleet.usage import usage_of
 from console.jobs import copy_jobs, host_jobs
 from console.jobs.asking import ask
 from console.jobs.copy_checks import bad_files

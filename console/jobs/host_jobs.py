@@ -1,4 +1,4 @@
-"""Jobs about a host's files and engines: verify a copy, add a directory, install an engine, make the demo model."""
+"""Jobs about a host's files: verify a copy, add a directory, make the demo model."""
 
 from pathlib import PurePosixPath
 from typing import Any
@@ -26,9 +26,8 @@ from console.jobs.kinds import JobHandler, register
 from console.jobs.models import Job, Step
 from console.jobs.services import PlannedStep
 from workers.contracts import StepKind
-from workers.step_payloads import InstallEnginePayload, MakeDemoModelPayload
+from workers.step_payloads import MakeDemoModelPayload
 
-INSTALL_SECONDS = 2 * 3600
 DEMO_MODEL_SECONDS = 1800
 
 
@@ -78,30 +77,6 @@ def add_directory(
         live.changed("model", model.pk)
         job = verify_copy(copy, actor=actor)
     return copy, job
-
-
-def install_engine(
-    host: Host, *, distribution: str, version: str, actor: User | None, idempotency_key: str | None = None
-) -> Job:
-    """Install a vLLM version into an environment of its own on a host."""
-    from django.conf import settings
-
-    payload = InstallEnginePayload.model_validate(
-        {"distribution": distribution, "version": version, "torch_index_url": settings.ENV.slipway_torch_index_url}
-    )
-    with transaction.atomic():
-        access.record(
-            actor=actor, action="engine.install", target=f"{distribution} {version}", target_url=f"/hosts/{host.pk}/"
-        )
-        return services.create(
-            kind="install_engine",
-            title=_("Install %(engine)s on %(host)s") % {"engine": f"{distribution} {version}", "host": host},
-            host=host,
-            steps=[PlannedStep(StepKind.INSTALL_ENGINE, payload.model_dump(mode="json"), INSTALL_SECONDS)],
-            actor=actor,
-            subject=("host", host.pk),
-            idempotency_key=idempotency_key,
-        )
 
 
 def make_demo_model(host: Host, *, engine: Engine, actor: User | None) -> Job:

@@ -2,10 +2,18 @@
 
 from django.urls import path
 
-from console.jobs import copy_to, copy_views, host_views, model_add
+from console.jobs import copy_to, copy_views, engine_views, model_add
 
 urlpatterns = [
-    path("engines/install/", host_views.engine_install, name="engine_install"),
+    path("engines/", engine_views.engine_list, name="engine_list"),
+    path("engines/install/", engine_views.engine_install, name="engine_install"),
+    path("engines/adopt/", engine_views.engine_adopt, name="engine_adopt"),
+    path("engines/<int:pk>/", engine_views.engine_detail, name="engine_detail"),
+    path("engines/<int:pk>/test/", engine_views.engine_check, name="engine_check"),
+    path("engines/<int:pk>/repair/", engine_views.engine_repair, name="engine_repair"),
+    path("engines/<int:pk>/remove/", engine_views.engine_remove, name="engine_remove"),
+    path("engines/<int:pk>/clear/", engine_views.engine_clear_cache, name="engine_clear_cache"),
+    path("engines/<int:pk>/arguments.json", engine_views.engine_arguments, name="engine_arguments"),
     path("models/new/", model_add.model_add, name="model_add"),
     path("copies/<int:pk>/verify/", copy_views.copy_verify, name="copy_verify"),
     path("copies/<int:pk>/to/", copy_to.copy_to, name="copy_to"),

@@ -109,14 +109,15 @@ def waits_for(step: Step) -> str:
 def subject_url(job: Job) -> str:
     """Address of the page of what the job is about; empty if it has none (any more)."""
     names = {
-        "deployment": "deployment_detail", "instance": "instance_detail", "host": "host_detail", "copy": "copy_detail"
+        "deployment": "deployment_detail", "instance": "instance_detail", "host": "host_detail", "copy": "copy_detail",
+        "engine": "engine_detail",
     }  # fmt: skip
     try:
         if job.subject_kind in names and job.subject_id:
             return reverse(names[job.subject_kind], args=[job.subject_id])
-        return reverse("engine_list") if job.subject_kind == "engine" else ""
     except NoReverseMatch:
         return ""
+    return ""
 
 
 def log_url(job: Job, steps: list[Step]) -> str:
@@ -283,14 +284,27 @@ def _stop(result: Mapping[str, Any]) -> list[Fact]:
     ]
 
 
-def _install(result: Mapping[str, Any]) -> list[Fact]:
+def _engine(result: Mapping[str, Any]) -> list[Fact]:
     took = _("was there already") if result.get("already_installed") else _duration(result.get("seconds"))
+    details = result.get("details") or {}
+    torch = " · ".join(str(part) for part in (details.get("torch"), details.get("torch_build")) if part)
     return [
         Fact(_("Engine"), f"{result.get('distribution', '')} {result.get('version', '')}"),
-        Fact(_("Platform"), str(result.get("platform", ""))),
+        Fact(_("Platform"), str(result.get("platform") or "–")),
+        Fact(_("torch"), torch or "–"),
+        Fact(_("Attention"), str(details.get("attention") or "–")),
+        Fact(_("Arguments"), _number(details.get("arguments"))),
         Fact(_("Size"), readable_bytes(result.get("size_bytes", 0))),
         Fact(_("Took"), took),
         Fact(_("Directory"), str(result.get("path", "")), wide=True),
+    ]
+
+
+def _freed(result: Mapping[str, Any]) -> list[Fact]:
+    return [
+        Fact(_("Freed"), readable_bytes(result.get("freed_bytes", 0))),
+        Fact(_("Engine"), str(result.get("engine", ""))),
+        *([Fact(_("Directory"), str(result["path"]), wide=True)] if result.get("path") else []),
     ]
 
 
@@ -311,7 +325,11 @@ _DESCRIPTIONS: Mapping[StepKind, Callable[[Mapping[str, Any]], list[Fact]]] = {
     StepKind.VALIDATE: _validate,
     StepKind.WARMUP: _warmup,
     StepKind.STOP: _stop,
-    StepKind.INSTALL_ENGINE: _install,
+    StepKind.INSTALL_ENGINE: _engine,
+    StepKind.ADOPT_ENGINE: _engine,
+    StepKind.CHECK_ENGINE: _engine,
+    StepKind.REMOVE_ENGINE: _freed,
+    StepKind.CLEAR_CACHE: _freed,
     StepKind.MAKE_DEMO_MODEL: _demo,
     StepKind.DELETE_COPY: _delete_copy,
     StepKind.SERVE_COPY: _serve_copy,

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 from console.access import policies
 from console.access.models import User
 from console.access.policies import Action
-from console.jobs import presentation, services
+from console.jobs import engine_presentation, presentation, services
 from console.jobs.asking import ask
 from console.jobs.check_rows import check_rows
 from console.jobs.filters import JobFilter
@@ -159,5 +159,6 @@ def _describe(job: Job) -> dict[str, Any]:
         "step_count": count,
         "evidence": presentation.evidence_lines(job.failure),
         "subject_url": presentation.subject_url(job),
+        "relaxed_form": engine_presentation.relaxed_form(job, steps),
         "log_url": presentation.log_url(job, steps),
     }

@@ -22,7 +22,7 @@ from console.catalog.models import Copy
 from console.deployments import services as deployments
 from console.deployments.models import Deployment
 from console.fleet.models import Engine, Host
-from console.jobs import host_jobs
+from console.jobs import engine_jobs, host_jobs
 from console.jobs import services as jobs
 from console.jobs.models import LIVE_STATES, Job
 from console.operations import local_host
@@ -132,7 +132,7 @@ class Demo:
         running = Job.objects.filter(kind="install_engine", subject_id=host.pk, state__in=LIVE_STATES).first()
         self._follow(
             running
-            or host_jobs.install_engine(host, distribution=ENGINE_DISTRIBUTION, version=ENGINE_VERSION, actor=None)
+            or engine_jobs.install(host, engine_jobs.EngineWish(ENGINE_DISTRIBUTION, ENGINE_VERSION), actor=None)
         )
         return self._wait(
             lambda: _engine(host),

@@ -9,7 +9,7 @@ from console.common import broker
 from console.fleet import broker_users
 from console.fleet import services as fleet
 from console.fleet.models import Host
-from workers.host_config import HostConfig, HostConfigError
+from workers.host_config import HostConfig, HostConfigError, default_trusted_roots
 from workers.sealing import SealingError, generate_key_pair, public_key_of
 
 NAME = "local"
@@ -84,7 +84,10 @@ def _write(name: str, private_key: str, redis_url: str, ports: tuple[int, int]) 
         engines_dir=home / "engines",
         models_dir=home / "models",
         port_range=ports,
+        # What people wrote into a machine's own file stays as they wrote it.
         advertised_address=known.advertised_address if known else "",
+        driver=known.driver if known else "shim",
+        trusted_roots=known.trusted_roots if known else default_trusted_roots(),
     )
     if config != known:
         config.save(config_path(name))

@@ -26,6 +26,7 @@ from console.common import live
 from console.common.broker import connection
 from console.deployments import observations
 from console.deployments.models import Instance
+from console.fleet import schemas
 from console.fleet import services as fleet
 from console.fleet.models import Host, ReportCursor
 from console.jobs import services as jobs
@@ -37,6 +38,7 @@ from console.telemetry.rings import Rings
 from workers.contracts import (
     AttemptEnded,
     AttemptStarted,
+    EngineSchema,
     Heartbeat,
     HostInventory,
     InstanceChecked,
@@ -247,6 +249,8 @@ def _dispatch(host: Host, report: Report) -> None:
     body = report.body
     if isinstance(body, HostInventory):
         fleet.take_inventory(host, body)
+    elif isinstance(body, EngineSchema):
+        schemas.take(host, body)
     elif isinstance(body, UnknownInstances):
         _unknown(host, body)
     elif isinstance(body, StepBody):

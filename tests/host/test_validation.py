@@ -43,7 +43,8 @@ class Examined:
         self.order: InstanceOrder = host.order(model_path=str(host.model("examined", **knobs)), **changes)
         self.files = host.files(self.order)
         config = host.config
-        launch = prepare_launch(self.order, find_engine(config.engines_dir, "standin"), config.private_key, os.environ)
+        engine = find_engine(config.engines_dir, "standin")
+        launch = prepare_launch(self.order, engine, config.private_key, os.environ, state_dir=config.state_dir)
         self.files.write_order(self.order, launch.spec)
         ShimDriver().start(self.files, launch)
         wait_for(self.files.state)

@@ -22,6 +22,8 @@ from workers.host import slots
 from workers.host.agent_lock import AgentLock
 from workers.host.desired import DesiredStore
 from workers.host.drivers.choosing import driver_of
+from workers.host.engine_environments import sweep_all
+from workers.host.engine_reports import tell_engines
 from workers.host.engines import register_signature
 from workers.host.logs import LogSender
 from workers.host.offers import TICK_SECONDS as OFFERS_TICK_SECONDS
@@ -34,7 +36,7 @@ from workers.host.step_files import StepFiles, forget_old_steps, running_steps
 from workers.host.step_runner import cancel_step
 from workers.host.supervised import Surroundings
 from workers.host.supervisor import TICK_SECONDS, Supervisor, forget_old_instances
-from workers.host.vitals import agent_version, inventory, vitals
+from workers.host.vitals import agent_version, vitals
 from workers.host.watcher_process import WatcherProcess
 from workers.host.worker_process import WorkerProcess
 from workers.host_config import HostConfig
@@ -202,11 +204,12 @@ class Agent:
         what = register_signature(self._config.engines_dir), self._watcher.facts_number
         if what != self._told or now - self._inventory_at > _INVENTORY_SECONDS:
             self._told, self._inventory_at = what, now
-            self._outbox.add(inventory(self._config))
+            tell_engines(self._config, self._outbox.add)
 
     def _keep_house(self, host: Surroundings) -> None:
         forget_old_steps(self._config.state_dir)
         forget_old_instances(self._desired, host)
+        sweep_all(self._config.engines_dir, self._config.state_dir)
 
 
 async def _repeat(seconds: float, work: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from workers.host.step_context import POLL_SECONDS, StepContext
+from workers.host.step_context import POLL_SECONDS, StepContext, Unit
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _KEPT_LINES = 60
@@ -29,6 +29,14 @@ _NOT_INHERITED = (
     "PIP_USER",
     "PIP_REQUIRE_VIRTUALENV",
 )
+
+Measure = Callable[[int], tuple[float, float | None, Unit]]
+"""From the bytes that a helper has written: how far it is, of how much, in which unit."""
+
+
+def in_bytes_written(written: int) -> tuple[float, float | None, Unit]:
+    """The measure of a helper that tells nothing else."""
+    return written, None, "bytes"
 
 
 @dataclass
@@ -61,8 +69,9 @@ def run_helper(
     environment: Mapping[str, str],
     on_line: Callable[[str], None],
     waiting_for: Callable[[], str],
+    measure: Measure = in_bytes_written,
 ) -> Ended:
-    """Run `argv` to its end. Its bytes written are the step's progress; raises when the step must not go on."""
+    """Run `argv` to its end, telling the step's progress by `measure`; raises when the step must not go on."""
     process = subprocess.Popen(
         [sys.executable, "-m", "workers.host.leash", str(os.getpid()), *argv],
         cwd=_PACKAGE_ROOT,
@@ -74,7 +83,7 @@ def run_helper(
     )
     ended = Ended(code=0)
     try:
-        for line in _lines_of(context, process, waiting_for):
+        for line in _lines_of(context, process, waiting_for, measure):
             ended.lines.append(line)
             on_line(line)
         ended.code = process.wait()
@@ -85,7 +94,7 @@ def run_helper(
 
 
 def _lines_of(
-    context: StepContext, process: "subprocess.Popen[bytes]", waiting_for: Callable[[], str]
+    context: StepContext, process: "subprocess.Popen[bytes]", waiting_for: Callable[[], str], measure: Measure
 ) -> Iterator[str]:
     """Yield the process' lines (ended by newline or carriage return), checking and telling progress meanwhile."""
     output = process.stdout
@@ -98,7 +107,8 @@ def _lines_of(
         while True:
             context.check()
             written = max(written, _bytes_written(process.pid))
-            context.progress(written, unit="bytes", waiting_for=waiting_for())
+            done, total, unit = measure(written)
+            context.progress(done, total, unit=unit, waiting_for=waiting_for())
             if not selector.select(POLL_SECONDS):
                 continue
             data = output.read(65_536)

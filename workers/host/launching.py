@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.contracts import InstanceOrder
+from workers.host.compile_caches import cache_environment
 from workers.host.engines import Engine
 from workers.host.failures import StepFailedError
 from workers.host.processes import OWNER_VARIABLE
@@ -37,7 +38,9 @@ class Launch:
     environment: dict[str, str]
 
 
-def prepare_launch(order: InstanceOrder, engine: Engine, private_key: str, inherited: Mapping[str, str]) -> Launch:
+def prepare_launch(
+    order: InstanceOrder, engine: Engine, private_key: str, inherited: Mapping[str, str], *, state_dir: Path
+) -> Launch:
     """Build command line and environment of `order`. Raises `StepFailedError` for what must not be started."""
     check_arguments(order.arguments)
     check_environment(order.environment)
@@ -48,7 +51,7 @@ def prepare_launch(order: InstanceOrder, engine: Engine, private_key: str, inher
             next_step="Choose a model that lies on this host, or copy it there first.",
         )
     secrets = open_secrets(order, private_key)
-    environment = _environment(order, engine, inherited)
+    environment = _environment(order, engine, inherited, state_dir)
     shown = {name: value for name, value in environment.items() if inherited.get(name) != value}
     spec = {
         "instance": str(order.instance),
@@ -121,11 +124,12 @@ def open_secrets(order: InstanceOrder, private_key: str) -> dict[str, str]:
         ) from error
 
 
-def _environment(order: InstanceOrder, engine: Engine, inherited: Mapping[str, str]) -> dict[str, str]:
+def _environment(order: InstanceOrder, engine: Engine, inherited: Mapping[str, str], state_dir: Path) -> dict[str, str]:
     environment = {name: inherited[name] for name in _INHERITED if name in inherited}
     # The engine's own tools (ninja, for one) lie beside its Python.
     environment["PATH"] = os.pathsep.join([str(Path(engine.python).parent), environment.get("PATH", os.defpath)])
     environment |= _DEFAULTS | (_CPU_DEFAULTS if engine.platform == "cpu" else {})
+    environment |= cache_environment(state_dir, engine.key, order.model_path)
     environment |= engine.environment | order.environment
     environment["PYTHONUNBUFFERED"] = "1"
     environment[OWNER_VARIABLE] = str(order.instance)

@@ -15,6 +15,8 @@ from workers.host.files import read_json, write_json
 
 SLOTS: dict[StepKind, tuple[str, int]] = {
     StepKind.INSTALL_ENGINE: ("install", 1),
+    StepKind.ADOPT_ENGINE: ("install", 1),
+    StepKind.CHECK_ENGINE: ("install", 1),
     StepKind.MAKE_DEMO_MODEL: ("install", 1),
     StepKind.DOWNLOAD: ("download", 2),
     StepKind.VERIFY: ("read", 2),

@@ -148,9 +148,8 @@ class SupervisedInstance:
     def _launch(self, order: InstanceOrder) -> None:
         config = self._host.config
         try:
-            launch = prepare_launch(
-                order, find_engine(config.engines_dir, order.engine), config.private_key, os.environ
-            )
+            engine = find_engine(config.engines_dir, order.engine)
+            launch = prepare_launch(order, engine, config.private_key, os.environ, state_dir=config.state_dir)
             if not ports.is_free(order.port):
                 raise StepFailedError.of(ports.in_use(order.port))
             self.files.write_order(order, launch.spec)
@@ -191,7 +190,7 @@ class SupervisedInstance:
         try:
             if order is not None:
                 engine = find_engine(config.engines_dir, order.engine)
-                return prepare_launch(order, engine, config.private_key, os.environ)
+                return prepare_launch(order, engine, config.private_key, os.environ, state_dir=config.state_dir)
         except StepFailedError as error:
             logger.warning("instance %s: it runs, but could not be restarted: %s", self.files.instance, error)
         return Launch(spec={}, environment={"PATH": os.environ.get("PATH", os.defpath)})

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from workers.contracts import CONTRACT, DeviceFacts, HostInventory
 from workers.host.drivers.choosing import driver_facts
-from workers.host.engines import all_engines
+from workers.host.engine_facts import engine_facts
 from workers.host.files import read_json
 from workers.host.inventory.cpu import read_cpu
 from workers.host.processes import boot_id
@@ -52,7 +52,7 @@ def inventory(config: HostConfig) -> HostInventory:
         contract=CONTRACT,
         devices=[_cpu(facts.cpu), *(_gpu(gpu, reading) for gpu in reading.gpus)],
         devices_known=stored is not None,
-        engines=[engine.facts(config.engines_dir) for engine in all_engines(config.engines_dir)],
+        engines=engine_facts(config),
         facts={
             "hostname": socket.gethostname(),
             "system": platform.platform(),

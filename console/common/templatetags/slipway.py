@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -141,6 +141,12 @@ def minus(left: float | None, right: float | None) -> float:
 def get(mapping: Mapping[Any, Any] | None, key: Any) -> Any:
     """Entry of a mapping by a key that is not a plain name."""
     return mapping.get(key) if isinstance(mapping, Mapping) else None
+
+
+@register.filter
+def at(row: Sequence[Any], position: int) -> Any:
+    """Entry of a list by its position, counted from 0: two lists that are walked together."""
+    return row[position]
 
 
 @register.filter

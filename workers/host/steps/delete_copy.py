@@ -5,8 +5,8 @@ Nothing outside the models directory and the hub cache is ever removed, and noth
 
 from pathlib import Path
 
+from workers.host.engine_environments import unfinished_orders
 from workers.host.failures import StepFailedError
-from workers.host.instance_files import InstanceFiles
 from workers.host.step_context import StepContext
 from workers.step_payloads import DeleteCopyPayload as Payload
 from workers.step_payloads import DeleteCopyResult
@@ -61,10 +61,7 @@ def _refuse_shared(real: Path, cache: Path) -> None:
 
 
 def _refuse_running(context: StepContext, real: Path) -> None:
-    for files in InstanceFiles.all_in(context.config.state_dir):
-        state, order = files.state(), files.order()
-        if state is None or order is None or not state.unfinished:
-            continue
+    for order in unfinished_orders(context.config.state_dir):
         used = (context.config.models_dir / Path(order.model_path).expanduser()).resolve()
         if used == real or real in used.parents:
             raise StepFailedError(

@@ -59,7 +59,14 @@ def resolve_model_path(models_dir: Path, model_path: str) -> Path:
 
 
 def _port(payload: Payload, configured: tuple[int, int]) -> int:
+    first, last = payload.port_range or configured
     if payload.port is not None:
+        if not first <= payload.port <= last:
+            raise StepFailedError(
+                "port.outside_range",
+                f"port {payload.port} is not among the ports of this host's instances ({first} to {last})",
+                next_step="Choose a port of that range, leave it to the host, or have an admin change the range.",
+            )
         if payload.port in payload.reserved_ports:
             raise StepFailedError(
                 "port.in_use",
@@ -69,13 +76,13 @@ def _port(payload: Payload, configured: tuple[int, int]) -> int:
         if not ports.is_free(payload.port):
             raise StepFailedError.of(ports.in_use(payload.port))
         return payload.port
-    first, last = payload.port_range or configured
     port = ports.choose(first, last, payload.reserved_ports)
     if port is None:
         raise StepFailedError(
             "port.none_free",
-            f"no port between {first} and {last} is free on this host",
-            next_step="Stop an instance, or widen the host's port range.",
+            f"none of the {last - first + 1} ports between {first} and {last} is free on this host"
+            f" ({len(payload.reserved_ports)} are promised to instances; {first} is held by {ports.holder(first)})",
+            next_step="Stop an instance, or have an admin widen the host's port range.",
         )
     return port
 
