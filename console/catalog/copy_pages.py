@@ -7,7 +7,7 @@ from django.views.decorators.http import require_GET
 from console.access import policies
 from console.access.policies import Action
 from console.catalog import charts, consents
-from console.catalog.copy_presentation import last_sound, shown_copies, truth
+from console.catalog.copy_presentation import HELD_STATES, last_sound, shown_copies, truth
 from console.catalog.models import Copy
 from console.fleet.models import Host
 
@@ -23,7 +23,7 @@ def copy_detail(request: HttpRequest, pk: int) -> HttpResponse:
     shown = shown_copies([copy])[0]
     others = Copy.objects.filter(revision__model=copy.revision.model_id).select_related(*RELATED)
     files = copy.manifest.get("files", []) if isinstance(copy.manifest, dict) else []
-    held = copy.state in ("damaged", "incomplete")
+    held = copy.state in HELD_STATES
     questions = consents.questions(copy)
     unallowed = [question.label for question in questions if question.consent is None]
     context = {

@@ -14,6 +14,8 @@ from console.common.spans import readable_bytes, readable_duration
 from console.fleet.models import Host
 from console.fleet.usage import Usage, usage_of
 
+HELD_STATES = ("damaged", "incomplete")
+"""States in which nothing can be launched from a copy until it is repaired."""
 _LIVE_STEPS = ("queued", "running", "cancelling", "interrupted")
 _SEVERITIES: dict[str, tuple[str | Promise, str, str]] = {
     "error": (gettext_lazy("Errors"), "alert-circle", "red"),
@@ -201,6 +203,12 @@ def last_sound(copy: Copy, others: Iterable[Copy]) -> Copy | None:
     sound = [one for one in others if one.pk != copy.pk and one.state == "verified" and one.verified_at]
     sound.sort(key=lambda one: (one.host_id == copy.host_id, one.verified_at), reverse=True)
     return sound[0] if sound else None
+
+
+def fallback_for(copy: Copy) -> Copy | None:
+    """The same, asked of the database: for pages that are not about the model."""
+    others = Copy.objects.filter(revision__model=copy.revision.model_id, state="verified")
+    return last_sound(copy, others.select_related("revision__model", "host"))
 
 
 def truth(shown: ShownCopy, unallowed: Sequence[str] = ()) -> str:

@@ -12,6 +12,8 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from console.access import policies
 from console.access.models import User
 from console.access.policies import Action
+from console.catalog.copy_presentation import HELD_STATES, fallback_for
+from console.catalog.models import Copy
 from console.common.models import StateChange
 from console.deployments import annotations, services, snippets
 from console.deployments.filters import DeploymentFilter
@@ -69,6 +71,7 @@ def deployment_detail(request: HttpRequest, pk: int) -> HttpResponse:
     context = _frame(deployment, "overview") | {
         "instances": instances,
         "trouble": _trouble(deployment, instances),
+        "fallback": _fallback(deployment),
         "jobs": Job.objects.filter(about).select_related("requested_by").order_by("-pk")[:5],
         "changes": _changes(deployment, instances),
         "endpoint": _endpoint_card(deployment),
@@ -237,6 +240,12 @@ def _trouble(deployment: Deployment, instances: list[Instance]) -> Any:
         last = Job.objects.filter(subject_kind="deployment", subject_id=deployment.pk).order_by("-pk").first()
         return last.failure if last else None
     return None
+
+
+def _fallback(deployment: Deployment) -> Copy | None:
+    """The copy of the same model that could serve while this deployment's own is held."""
+    spec = deployment.current_spec
+    return fallback_for(spec.copy) if spec is not None and spec.copy.state in HELD_STATES else None
 
 
 def _endpoint_card(deployment: Deployment) -> dict[str, Any] | None:

@@ -9,9 +9,13 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
+from console.catalog.copy_presentation import fallback_for
+from console.catalog.models import Copy
 from console.common.spans import readable_bytes, readable_duration
 from console.jobs.models import Event, Job, Step
 from workers.contracts import StepKind
+
+_ABOUT_FILES = (StepKind.SERVE_COPY, StepKind.DOWNLOAD, StepKind.VERIFY)
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,19 @@ def subject_url(job: Job) -> str:
     except NoReverseMatch:
         return ""
     return ""
+
+
+def fallback(job: Job, steps: list[Step]) -> Copy | None:
+    """The copy to deploy instead when a job failed because of a model's files; None if there is none, or need of it."""
+    failed = next((step for step in steps if step.state == "failed" and step.kind in _ABOUT_FILES), None)
+    if failed is None:
+        return None
+    rows = Copy.objects.select_related("revision")
+    if job.subject_kind == "copy":
+        copy = rows.filter(pk=job.about).first()
+    else:
+        copy = rows.filter(host=failed.host_id, path=failed.payload.get("model_path", "")).first()
+    return fallback_for(copy) if copy else None
 
 
 def log_url(job: Job, steps: list[Step]) -> str:

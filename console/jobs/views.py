@@ -155,6 +155,7 @@ def _describe(job: Job) -> dict[str, Any]:
         ],
         "sentence": presentation.sentence(job, steps),
         "hosts": list(dict.fromkeys(step.host for step in steps)),
+        "fallback": presentation.fallback(job, steps) if job.state == "failed" else None,
         "now_at": now_at,
         "step_count": count,
         "evidence": presentation.evidence_lines(job.failure),

@@ -261,3 +261,34 @@ def test_progress_of_files_is_kept_and_shown(client: Client, giver: Copy, other:
     page = client.get(reverse("job_detail", args=[job.pk])).content.decode()
     assert "model.safetensors" in page
     assert "1 of 2 files are here" in page
+
+
+def test_a_job_that_failed_by_its_files_offers_the_copy_that_was_verified_last(
+    client: Client, giver: Copy, other: Fleet, fleet: Fleet, admin: User, viewer: User
+) -> None:
+    copy = Copy.objects.create(revision=giver.revision, host=other.host, path="/models/bad", state="verified")
+    other.copy = copy
+    job = other.deploy(admin)
+    verify = job.steps.get(kind="verify")
+    Step.objects.filter(job=job, position__lt=verify.position).update(state="succeeded")
+    damage = {"code": "checksum.mismatch", "severity": "error", "file": "model.safetensors", "message": "wrong"}
+    finish(verify, "failed", failure=Failure(code="checksum.mismatch", message="wrong", evidence=[damage]))
+    link = f'{reverse("deployment_add")}?copy={giver.pk}"'
+    pages = [reverse("job_detail", args=[job.pk]), reverse("deployment_detail", args=[job.subject_id])]
+    client.force_login(admin)
+    assert all(link in client.get(page).content.decode() for page in pages)
+    client.force_login(viewer)
+    for page in pages:
+        shown = client.get(page).content.decode()
+        assert reverse("copy_detail", args=[giver.pk]) in shown
+        assert link not in shown
+
+
+def test_a_job_that_failed_for_another_reason_offers_no_other_copy(
+    client: Client, giver: Copy, other: Fleet, admin: User
+) -> None:
+    other.copy = Copy.objects.create(revision=giver.revision, host=other.host, path="/models/good", state="verified")
+    job = other.deploy(admin)
+    finish(job.steps.get(position=1), "failed", failure=Failure(code="port.in_use", message="taken"))
+    client.force_login(admin)
+    assert "was verified last" not in client.get(reverse("job_detail", args=[job.pk])).content.decode()
