@@ -1,6 +1,7 @@
 """Any single flipped, cut, added or renamed piece of a sound checkpoint with checksums is found."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -136,3 +137,50 @@ def test_a_tensor_that_all_other_layers_have_is_missed_in_an_architecture_withou
     del tensors[name]
     (folder / "model.safetensors").write_bytes(build.safetensors_bytes(tensors))
     assert errors(folder) == {("weights.tensor_missing", "model.safetensors")}
+
+
+CONFUSED = {"BF16": "F16", "F8_E4M3": "F8_E5M2", "I32": "F32", "F16": "BF16"}
+
+
+@pytest.mark.parametrize("scheme", ["", "fp8-block", "ct-block", "awq", "gptq"])
+def test_a_type_of_the_same_size_in_a_single_layer_is_found(tmp_path, scheme):
+    folder = build.make_quantised(tmp_path, scheme) if scheme else build.make_model(tmp_path, "llama")
+    tensors = build.quantised(scheme)[0] if scheme else build.tensors_of("llama")
+    layers = sum(name.endswith("input_layernorm.weight") for name in tensors)
+    assert layers >= 4
+    for name in [name for name in tensors if ".layers.1." in name and tensors[name][0] in CONFUSED]:
+        dtype, shape, data = tensors[name]
+        changed = {**tensors, name: (CONFUSED[dtype], shape, data)}
+        (folder / "model.safetensors").write_bytes(build.safetensors_bytes(changed))
+        found = errors(folder)
+        assert found, name
+        assert name in json.dumps(verify_directory(folder).as_json())
+
+
+OF_TOWERS = re.compile(r"(?!.*(?:layers|blocks)[.][0-9]).*(?:vision|visual|projector)")
+TOWERS = [
+    (architecture, name)
+    for architecture in ("gemma3", "gemma4", "qwen2.5-vl", "qwen3-vl", "qwen3.5-vl")
+    for name in build.tensors_of(architecture)
+    if OF_TOWERS.match(name)
+]
+
+
+@pytest.mark.parametrize(("architecture", "name"), TOWERS)
+@pytest.mark.parametrize("how", ["remove", "rename"])
+def test_a_lost_single_tensor_of_a_tower_is_found(tmp_path, architecture, name, how):
+    folder = build.make_model(tmp_path / "model", architecture)
+    tensors = build.tensors_of(architecture)
+    lost = tensors.pop(name)
+    if how == "rename":
+        tensors[f"{name}2"] = lost
+    (folder / "model.safetensors").write_bytes(build.safetensors_bytes(tensors))
+    assert ("weights.tensor_missing", "model.safetensors") in errors(folder)
+    assert name in json.dumps(verify_directory(folder).as_json())
+
+
+def test_a_multimodal_configuration_beside_the_language_model_alone_is_no_false_alarm(tmp_path):
+    folder = build.make_model(tmp_path / "model", "gemma3")
+    tensors = {name: one for name, one in build.tensors_of("gemma3").items() if not re.search("vision|projector", name)}
+    (folder / "model.safetensors").write_bytes(build.safetensors_bytes(tensors))
+    assert errors(folder) == set()

@@ -13,7 +13,7 @@ from workers.weights.expectations import ImpossibleConfigError
 from workers.weights.findings import Findings, listed, printable
 from workers.weights.gguf import GGUFError, read_gguf
 from workers.weights.guide_format import MAP_FILE, check_guide_format
-from workers.weights.layers import check_vocabulary, compare_layers, note_mixed_types
+from workers.weights.layers import check_vocabulary, compare_layers, note_mixed_types, stacks
 from workers.weights.layout import Layout
 from workers.weights.quantization import check_quantisation, logical_shape
 from workers.weights.safetensors import DTYPE_BITS
@@ -29,6 +29,7 @@ from workers.weights.settings import (
 )
 from workers.weights.shards import read_weights
 from workers.weights.tensors import TensorCheck, Weights, check_plain_types
+from workers.weights.towers import check_towers
 from workers.weights.value_findings import report_values
 
 _FIX_FETCH = "Fetch the file again; it belongs to the same revision as the weights."
@@ -172,6 +173,7 @@ class Checkpoint:
             check.run(implied, multimodal=_is_multimodal(config))
         text = architectures.text_config(config)
         compare_layers(weights, findings, text, towers_only=implied is not None)
+        check_towers(weights, findings, config, [one.prefix for one in stacks(weights.tensors) if one.tower])
         if implied is None and readable and self._scheme is None:
             rows = text.get("vocab_size")
             untied = text.get("tie_word_embeddings", config.get("tie_word_embeddings")) is False

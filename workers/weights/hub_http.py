@@ -52,8 +52,8 @@ def credentials(source: Source, token: str, url: str) -> dict[str, str]:
     if not token or origin(url) != origin(source.address):
         return {}
     if source.kind is SourceKind.MODELSCOPE:
-        # ModelScope's own client sends the token as this cookie.
-        return {"Cookie": f"m_session_id={token}"}
+        # ModelScope's own client sent the token as this cookie first, and sends it as a bearer's by now.
+        return {"Cookie": f"m_session_id={token}", "Authorization": f"Bearer {token}"}
     return {"Authorization": f"Bearer {token}"}
 
 

@@ -27,6 +27,8 @@ _BESIDE = re.compile(
 _ODD_ENDS = ("modernbert", "rwkv", "eagle", "medusa")
 _TOWER = re.compile(r"vision|visual|image|audio|speech|vit|resampler|projector|aligner", re.IGNORECASE)
 _FEWEST_LAYERS = 4
+_CONFUSED = ({"BF16", "F16"}, {"F8_E4M3", "F8_E5M2"}, {"I32", "F32"}, {"U32", "F32"}, {"U8", "I8"}, {"I64", "F64"})
+"""Types of one size that no checkpoint mixes for the same tensor of different layers."""
 _FEWEST_TOWER_LAYERS = 6
 _MOST_LOST = 3
 # A norm has a weight and perhaps a bias; parts with more tensors can be left out of a layer by design.
@@ -208,23 +210,42 @@ def _compare_experts(weights: Weights, findings: Findings) -> None:
 
 
 def note_mixed_types(tensors: Mapping[str, Tensor], findings: Findings) -> None:
-    """Note a float tensor whose type differs from the same tensor's in all other layers: harmless, but odd."""
+    """Look for a tensor whose type differs from the same tensor's in all other layers.
+
+    Another float of another width is harmless, but odd. One of the same width says that the header was changed, not the
+    numbers: the engine would read them as something else.
+    """
     by_suffix: dict[tuple[str, str], list[tuple[str, Tensor]]] = {}
     for name, tensor in tensors.items():
-        if (match := _NUMBERED.match(name)) and tensor.dtype in FLOATS:
+        if match := _NUMBERED.match(name):
             by_suffix.setdefault((match[1], match[3]), []).append((name, tensor))
     odd: dict[str, list[str]] = {}
-    for places in by_suffix.values():
+    wrong: dict[str, list[str]] = {}
+    for places in [*by_suffix.values(), _sixteen_bit(tensors)]:
         types = Counter(tensor.dtype for _, tensor in places)
         if len(types) < 2 or len(places) < _FEWEST_LAYERS or types.most_common(1)[0][1] != len(places) - 1:
             continue
         usual = types.most_common(1)[0][0]
         for name, tensor in places:
-            if tensor.dtype != usual:
-                odd.setdefault(tensor.file, []).append(f"{printable(name)} is {tensor.dtype}, elsewhere {usual}")
+            if tensor.dtype == usual:
+                continue
+            text = f"{printable(name)} is {tensor.dtype}, elsewhere {usual}"
+            if {tensor.dtype, usual} in _CONFUSED and text not in wrong.get(tensor.file, []):
+                wrong.setdefault(tensor.file, []).append(text)
+            elif tensor.dtype in FLOATS and usual in FLOATS and {tensor.dtype, usual} not in _CONFUSED:
+                odd.setdefault(tensor.file, []).append(text)
     for file, texts in odd.items():
         message = f"Float types differ between layers: {listed(texts)}."
         findings.add("weights.dtype_mixed", file, message, "The engine converts it; check that no layer was replaced.")
+    for file, texts in wrong.items():
+        message = f"A type of the same size as everywhere else, but another one: {listed(texts)}."
+        fix = "Download this file again: the numbers would be read as something else."
+        findings.add("weights.dtype_unexpected", file, message, fix)
+
+
+def _sixteen_bit(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    """All tensors of 16-bit floats, which no checkpoint mixes for a single one."""
+    return [(name, tensor) for name, tensor in tensors.items() if tensor.dtype in {"BF16", "F16"}]
 
 
 def check_vocabulary(weights: Weights, findings: Findings, *, rows: int | None, heads: int) -> None:

@@ -39,11 +39,16 @@ class _Problem:
     text: str
 
 
+_PACKING = ("awq", "gptq", "compressed-tensors", "modelopt")
+
+
 def logical_shape(scheme: Scheme | None, name: str, tensor: Tensor) -> Shape | None:
     """The [out, in] shape of a stored weight, or None where the stored form doesn't tell."""
     sizes = tensor.shape
     if tensor.dtype in FLOATS | _F8 | {"I8"}:
         return sizes
+    if len(sizes) == 3 and sizes[-1] == 1 and scheme is not None and scheme.method in _PACKING:
+        return sizes  # stacked experts have three dimensions, but no one packs into a single column
     if scheme is None or len(sizes) != 2:
         return None
     bits = scheme.of(name.rpartition(".")[0]).bits or 4
