@@ -80,6 +80,15 @@ def test_our_health_checks_stay_out_of_the_access_log_where_the_engine_can_do_th
     assert argv.count(option) == 1
 
 
+def test_requests_in_flight_are_drained_within_the_grace_time_where_the_engine_can_do_that(tmp_path: Path) -> None:
+    argv = command_line(order(tmp_path), engine("0.20.2"))
+    assert argv[argv.index("--shutdown-timeout") + 1] == "18"
+    assert "--shutdown-timeout" not in command_line(order(tmp_path), engine("0.16.0"))
+    assert command_line(order(tmp_path, "--shutdown-timeout=5"), engine()).count("--shutdown-timeout") == 0
+    impatient = order(tmp_path).model_copy(update={"grace_seconds": 1})
+    assert "--shutdown-timeout" not in command_line(impatient, engine())
+
+
 def test_secrets_reach_the_engine_and_no_file(tmp_path: Path) -> None:
     launch = prepare_launch(
         order(tmp_path), engine(), PRIVATE, {"PATH": "/bin", "REDIS_URL": "redis://secret", "HOME": "/h"},

@@ -10,6 +10,7 @@ FAILURES_UNTIL_UNHEALTHY = 3
 _EVERY_SECONDS = 1.0
 _EVERY_SECONDS_WHILE_STARTING = 0.2
 _TIMEOUT_SECONDS = 2.0
+_OK = 200
 _REQUEST = f"GET /health HTTP/1.1\r\nHost: {LISTEN_ADDRESS}\r\nConnection: close\r\n\r\n".encode()
 
 
@@ -34,22 +35,34 @@ async def watch_health(port: int, health: Health) -> None:
     """Keep `health` current until cancelled."""
     while True:
         asked_at = time.monotonic()
-        good = await is_healthy(port)
+        status = await ask_health(port)
+        good = status == _OK
         health.failing_since = None if good else health.failing_since or asked_at
         health.failures = 0 if good else health.failures + 1
+        if health.listening and status not in (_OK, None):
+            # No answer may be a busy moment; "no" is an answer: its engine core is dead.
+            health.failures = max(health.failures, FAILURES_UNTIL_UNHEALTHY)
         health.listening = health.listening or good
         await asyncio.sleep(_EVERY_SECONDS if health.listening else _EVERY_SECONDS_WHILE_STARTING)
 
 
 async def is_healthy(port: int) -> bool:
-    """Ask /health once. Plain bytes: an HTTP client would cost more than all the rest of the supervision."""
+    """True if /health answers 200."""
+    return await ask_health(port) == _OK
+
+
+async def ask_health(port: int) -> int | None:
+    """The HTTP status of /health, or None without an answer.
+
+    Plain bytes: an HTTP client would cost more than all the rest of the supervision.
+    """
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             reader, writer = await asyncio.open_connection(LISTEN_ADDRESS, port)
             try:
                 writer.write(_REQUEST)
-                return (await reader.readline()).split()[1:2] == [b"200"]
+                return int((await reader.readline()).split()[1])
             finally:
                 writer.close()
-    except (OSError, TimeoutError, ValueError):
-        return False
+    except (OSError, TimeoutError, ValueError, IndexError):
+        return None

@@ -19,6 +19,9 @@ LISTEN_ADDRESS = "127.0.0.1"
 
 API_KEY = "VLLM_API_KEY"
 
+_ENDING_SECONDS = 2
+"""What an engine needs to end after its last request: it is killed when the grace time is over."""
+
 _INHERITED = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME",
     "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
@@ -71,6 +74,7 @@ def command_line(order: InstanceOrder, engine: Engine) -> list[str]:
         "serve",
         order.model_path,
         *_quiet(engine, order.arguments),
+        *_drain(engine, order),
         *order.arguments,
         "--host",
         LISTEN_ADDRESS,
@@ -84,9 +88,23 @@ def command_line(order: InstanceOrder, engine: Engine) -> list[str]:
 def _quiet(engine: Engine, arguments: list[str]) -> list[str]:
     """Keep our own health checks, one a second, out of the engine's access log; people's requests stay in it."""
     option = "--disable-access-log-for-endpoints"
-    numbers = [int(part) for part in re.findall(r"\d+", engine.version)[:2]]
-    given = any(argument.startswith(option) for argument in arguments)
-    return [] if given or numbers < [0, 16] else [option, "/health,/metrics"]
+    return [] if _given(option, arguments) or _version(engine) < (0, 16) else [option, "/health,/metrics"]
+
+
+def _drain(engine: Engine, order: InstanceOrder) -> list[str]:
+    """Let requests in flight end when it is stopped, where the engine can; a moment before the grace time is over."""
+    option = "--shutdown-timeout"
+    seconds = int(order.grace_seconds) - _ENDING_SECONDS
+    can = _version(engine) >= (0, 20) and seconds > 0
+    return [option, str(seconds)] if can and not _given(option, order.arguments) else []
+
+
+def _given(option: str, arguments: list[str]) -> bool:
+    return any(argument.startswith(option) for argument in arguments)
+
+
+def _version(engine: Engine) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", engine.version)[:2])
 
 
 def check_arguments(arguments: list[str]) -> None:

@@ -24,7 +24,7 @@ from workers.vllm.token_progress import TokenProgress, describe_load, has_work
 
 logger = logging.getLogger(__name__)
 
-EVERY_SECONDS = 1.0
+EVERY_SECONDS = 0.5
 _UNNOTICED_SECONDS = 10.0
 """An engine notices the end of a worker within seconds and ends; one that hasn't by then never will."""
 _SHOWN_AFTER_SECONDS = 120.0
@@ -52,8 +52,11 @@ class Liveness:
     held: Callable[[], str]
     """Why nothing may be ended now; empty: it may."""
     failure: Failure | None = None
+    trouble: str = ""
+    """What is wrong already, while the engine may yet notice it by itself; empty: nothing."""
     _progress: TokenProgress = field(default_factory=TokenProgress)
     _members: list[ProcessFacts] = field(default_factory=list)
+    _names: dict[int, str] = field(default_factory=dict)
     _lost_at: float | None = None
     _probed_at: float = field(default_factory=time.monotonic)
     _probe: "asyncio.Task[None] | None" = None
@@ -64,6 +67,7 @@ class Liveness:
     async def run(self) -> None:
         """Watch until cancelled, or until it has been ended as hung."""
         self._members = await asyncio.to_thread(self._titled_members)
+        self._names = {process.pid: process_name(process.pid) for process in self._members}
         try:
             while True:
                 await asyncio.sleep(EVERY_SECONDS)
@@ -107,13 +111,14 @@ class Liveness:
     def _lost_member(self, now: float) -> str:
         lost = [process.pid for process in self._members if not is_alive(process.pid, process.start)]
         if not lost:
-            self._lost_at = None
+            self._lost_at, self.trouble = None, ""
             return ""
         self._lost_at = self._lost_at or now
+        names = ", ".join(f"{self._names[pid]} (pid {pid})" for pid in lost)
+        self.trouble = f"{names} has ended"
         if now - self._lost_at < _UNNOTICED_SECONDS:
             return ""
-        pids = ", ".join(map(str, lost))
-        return f"of its processes, {pids} ended {now - self._lost_at:.0f} s ago, and it has not noticed"
+        return f"{names} ended {now - self._lost_at:.0f} s ago, and it has not noticed"
 
     # -- one token --------------------------------------------------------------------------------------------------
 

@@ -273,9 +273,10 @@ class SupervisedInstance:
         if self.files.ready_attempt() == state.attempt:
             if self._liveness is not None and (hang := self._liveness.failure) is not None:
                 return Sight(InstancePhase.UNHEALTHY, state.attempt, hang.message, hang)
+            if self._liveness is not None and self._liveness.trouble:
+                return Sight(InstancePhase.UNHEALTHY, state.attempt, self._liveness.trouble)
             if health.unhealthy:
-                reason = f"/health failed {health.failures} times in a row"
-                return Sight(InstancePhase.UNHEALTHY, state.attempt, "/health fails" if health.listening else reason)
+                return Sight(InstancePhase.UNHEALTHY, state.attempt, "/health fails")
             return Sight(InstancePhase.READY, state.attempt) if health.listening else None
         if (phase := self.files.bring_up_phase(state.attempt)) is not None:
             return Sight(phase, state.attempt)
