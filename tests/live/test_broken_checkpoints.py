@@ -47,7 +47,7 @@ def test_a_broken_checkpoint_that_answers_health_200_never_gets_ready(host: Host
     )  # fmt: skip
     host.start_agent()
     console.want(order)
-    console.wait_phase(order.instance, "validating", 400)  # it listens, and /health answers 200
+    console.wait_phase(order.instance, "validating", 700)  # it listens, and /health answers 200
     bad = wait_for(
         lambda: [
             body for body in console.bodies("instance.observed", instance=str(order.instance)) if body["failure"]
