@@ -1,14 +1,16 @@
 """One served instance on which faults are tried one after the other: with the stand-in engine, or with a real vLLM."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from tests.host.conftest import API_KEY, Broker, Console, HostUnderTest, make_host, wait_for
@@ -25,32 +27,54 @@ HANG_SECONDS = {"standin": 2.0, "vllm": 15.0}
 RESTART_SECONDS = {"standin": 60.0, "vllm": 400.0}
 
 
+_ASK = """
+import sys, urllib.request
+_, url, body, key = sys.argv
+headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+    urllib.request.Request(url, body.encode(), headers), timeout=60
+).read()
+"""
+
+
 class Scene:
     """A host with an agent, and one instance that is ready whenever a test begins."""
 
-    def __init__(self, directory: Path, engine: str) -> None:
+    def __init__(
+        self, directory: Path, engine: str, *, around: tuple[str, ...] = (), address: str = "", **policy: float
+    ) -> None:
+        """`around`: words in front of the agent's command; `address`: where it reaches the broker, if elsewhere."""
         self.engine = engine
+        self.around = around
         broker_directory = directory / "broker"
         broker_directory.mkdir()
         self.broker = Broker(broker_directory)
         self.broker.start()
         self.host: HostUnderTest = make_host(directory, self.broker)
         self.console = Console(self.broker, self.host.config)
-        self.order = self._order()
-        self.agent = self.host.start_agent()
+        self.order = self._order(policy)
+        if address:
+            self.broker.listen_also_on(address)
+            url = self.host.config.redis_url.replace("127.0.0.1", address)
+            self.host.config.model_copy(update={"redis_url": url}).save(self.host.path)
+        self.agent = self.host.start_agent(*around)
         self.console.want(self.order)
         self.wait_ready(1)
 
-    def _order(self) -> InstanceOrder:
-        policy = {
+    def _order(self, changes: dict[str, float]) -> InstanceOrder:
+        policy: dict[str, float] = {
             "budget": 100, "backoff_seconds": 0.1, "backoff_max_seconds": 0.5, "probe_seconds": 1,
-            "hang_seconds": HANG_SECONDS[self.engine],
+            "hang_seconds": HANG_SECONDS[self.engine], **changes,
         }  # fmt: skip
         if self.engine == "standin":
             return self.host.order(restart=policy)
         (self.host.config.engines_dir / ENGINE).symlink_to(engine_cache() / "engines" / ENGINE)
+        model = self.host.config.models_dir / "real"
+        model.mkdir()
+        for file in (engine_cache() / "models" / MODEL).iterdir():
+            (model / file.name).symlink_to(file)
         return self.host.order(
-            engine=ENGINE, model_path=str(engine_cache() / "models" / MODEL), restart=policy,
+            engine=ENGINE, model_path=str(model), restart=policy,
             arguments=["--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4"],
         )  # fmt: skip
 
@@ -80,16 +104,11 @@ class Scene:
         return pid
 
     def answers(self) -> bool:
+        """A chat is answered, asked from where the agent is."""
         body = {"model": "demo", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-        with httpx2.Client(trust_env=False, timeout=60) as client:
-            try:
-                answer = client.post(
-                    f"http://127.0.0.1:{self.order.port}/v1/chat/completions", json={**body, "max_tokens": 8},
-                    headers={"Authorization": f"Bearer {API_KEY}"},
-                )  # fmt: skip
-            except httpx2.HTTPError:
-                return False
-        return answer.status_code == 200
+        url = f"http://127.0.0.1:{self.order.port}/v1/chat/completions"
+        argv = [*self.around, sys.executable, "-c", _ASK, url, json.dumps({**body, "max_tokens": 8}), API_KEY]
+        return subprocess.run(argv, capture_output=True, timeout=120, check=False).returncode == 0
 
     def ask_in_background(self) -> None:
         threading.Thread(target=self.answers, daemon=True).start()
@@ -147,6 +166,15 @@ class Scene:
         )
         assert [body["number"] for body in self.console.bodies("attempt.ended", **mine)] == list(range(1, attempts))
 
+    def assert_told_in_order_to_the_end(self) -> None:
+        """The same for an instance that has given up: the last attempt's end was told, too."""
+        last = self.state.attempt
+        self.ended(last)
+        numbers = [report["number"] for report in self.console.reports]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        for kind in ("attempt.started", "attempt.ended"):
+            assert [body["number"] for body in self.console.bodies(kind)] == list(range(1, last + 1))
+
     def assert_no_orphan(self) -> None:
         """All processes of the instance belong to the running attempt."""
         state = self.state
@@ -175,3 +203,11 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     made = Scene(tmp_path_factory.mktemp(f"scene-{request.param}"), request.param)
     yield made
     made.end()
+
+
+@pytest.fixture(
+    params=["standin", pytest.param("vllm", marks=[pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1800)])]
+)
+def engine(request: pytest.FixtureRequest) -> str:
+    """For faults that need a scene of their own."""
+    return str(request.param)

@@ -88,6 +88,11 @@ class Broker:
         except redis.RedisError:
             return False
 
+    def listen_also_on(self, address: str) -> None:
+        """For hosts in other network namespaces."""
+        self.admin.config_set("protected-mode", "no")
+        self.admin.config_set("bind", f"127.0.0.1 {address}")
+
     def kill(self) -> None:
         assert self._process is not None
         self._process.kill()
@@ -234,10 +239,11 @@ class HostUnderTest:
         self.agents: list[subprocess.Popen[bytes]] = []
         self.log = path.parent / "agent.log"
 
-    def start_agent(self) -> subprocess.Popen[bytes]:
+    def start_agent(self, *around: str) -> subprocess.Popen[bytes]:
+        """`around`: words in front of the command, such as those of another network namespace."""
         with self.log.open("ab") as log:
             agent = subprocess.Popen(
-                [sys.executable, "-m", "workers.cli", "host", "run", "--config", str(self.path)],
+                [*around, sys.executable, "-m", "workers.cli", "host", "run", "--config", str(self.path)],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

@@ -190,6 +190,20 @@ def test_a_serving_engine_whose_shim_was_killed_is_taken_over(lone_host: HostUnd
     wait_for(lambda: driven.state().attempt == 2, what="the new shim restarts it")
 
 
+def test_an_adoption_that_comes_too_late_starts_nothing(lone_host: HostUnderTest) -> None:
+    """An agent may see a shim gone just after it has given up: that must not be a new life with a new budget."""
+    lone_host.engine(fail_exit=1)
+    driven = Driven(lone_host)
+    launch = driven.launch()
+    driven.files.write_order(driven.order, launch.spec)
+    driven.driver.start(driven.files, launch)
+    end = driven.finished()
+    wait_for(lambda: not end.shim_alive)
+    driven.driver.adopt(driven.files, launch)
+    time.sleep(0.5)
+    assert driven.state() == end
+
+
 def test_what_a_killed_shim_and_engine_left_behind_is_ended_before_a_new_attempt(lone_host: HostUnderTest) -> None:
     driven = Driven(lone_host)
     before = driven.start()

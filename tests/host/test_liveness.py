@@ -90,7 +90,8 @@ def test_a_prompt_that_is_read_for_long_is_busy_not_hung(host: HostUnderTest, co
     assert console.phases(order.instance)[-1] == "ready"
 
 
-@pytest.mark.parametrize("title", [b"VLLM::EngineCore", pytest.param(b"VLLM::Worker", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("title", [b"VLLM::EngineCore", b"VLLM::Worker"])
 def test_an_idle_engine_with_a_stopped_process_is_found_by_asking_for_one_token(
     host: HostUnderTest, console: Console, title: bytes
 ) -> None:

@@ -392,6 +392,10 @@ def serve(options: argparse.Namespace) -> None:
     knobs = Knobs.read(options.model)
     attempt = Path.cwd().name
     log("APIServer", f"vLLM version {VERSION} (stand-in), model {options.model}", "api_utils.py:286")
+    if not Path(options.model).is_dir():
+        log("APIServer", f"OSError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{options.model}'. "
+            "Use `repo_type` argument if needed.", level="ERROR")  # fmt: skip
+        sys.exit(1)
     if knobs.fail_exit >= 0 and (not attempt.isdigit() or int(attempt) >= knobs.fail_from_attempt):
         time.sleep(knobs.fail_after_seconds)
         while knobs.fail_on_file and not Path(knobs.fail_on_file).exists():

@@ -63,17 +63,16 @@ class AttemptReports:
         report = self._files.validation(state.attempt) if state is not None else None
         if state is None or order is None or report is None or self._validation_told == (state.attempt, report["run"]):
             return
-        self._validation_told = (state.attempt, report["run"])
         told = self._files.attempt_directory(state.attempt) / "validation-told.json"
-        if (read_json(told) or {}).get("run") == report["run"]:
-            return  # by an agent before this one
-        fields = {name: report[name] for name in ("sound", "checks", "golden", "warnings")}
-        self._report(
-            InstanceChecked.model_validate(
-                {"instance": self._files.instance, "attempt": state.attempt, "engine": order.engine, **fields}
+        if (read_json(told) or {}).get("run") != report["run"]:  # else an agent before this one has told it
+            fields = {name: report[name] for name in ("sound", "checks", "golden", "warnings")}
+            self._report(
+                InstanceChecked.model_validate(
+                    {"instance": self._files.instance, "attempt": state.attempt, "engine": order.engine, **fields}
+                )
             )
-        )
-        write_json(told, {"run": report["run"]})
+            write_json(told, {"run": report["run"]})
+        self._validation_told = (state.attempt, report["run"])
 
     def cause(self, number: int) -> Failure | None:
         """Why an attempt ended; `None` while a thread reads its log to find out."""

@@ -1,9 +1,14 @@
 """Small JSON files that several processes share: replaced in one step, read without locks. Standard library only."""
 
+import errno
 import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+_DISK_FULL_SECONDS = 0.5
 
 
 def write_json(path: Path, content: Any, *, mode: int = 0o600) -> None:
@@ -13,6 +18,19 @@ def write_json(path: Path, content: Any, *, mode: int = 0o600) -> None:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(content, file)
     temporary.replace(path)
+
+
+def insist(write: Callable[[], object]) -> None:
+    """Call `write` until there is room for it: a full disk must not end the one who looks after a serving engine."""
+    while True:
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            time.sleep(_DISK_FULL_SECONDS)
+        else:
+            return
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -12,7 +12,8 @@ library only (about 12 MB resident). Its environment *is* the engine's environme
     DIR/attempts/0001/       one directory per engine process: attempt.json and log, never overwritten
 
 SIGTERM stops the engine: TERM to its main process, after the grace time KILL to all of it. SIGUSR1 fails the running
-attempt (the agent found it hung). With `--stop` nothing is started: what is left of a lost shim's engine is ended.
+attempt (the agent found it hung). With `--stop` nothing is started: what is left of a lost shim's engine is ended. With
+`--adopt` only what an earlier shim left unfinished is gone on with.
 
 The engine writes its log itself (O_APPEND), so no line is lost or late because of the shim. Exit code 0 that nobody
 asked for is a crash: an engine whose worker was killed ends with 0.
@@ -31,7 +32,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from workers.host.files import read_json, write_json
+from workers.host.files import insist, read_json, write_json
 from workers.host.processes import (
     all_processes,
     become_subreaper,
@@ -70,10 +71,13 @@ class Shim:
 
     # -- the whole life ---------------------------------------------------------------------------------------------
 
-    def run(self, *, stop_only: bool) -> None:
+    def run(self, *, stop_only: bool, adopt_only: bool = False) -> None:
         """Live until the instance is stopped or its restart budget is spent."""
         self._listen_to_signals()
-        found = self._take_over()
+        before = read_json(self.directory / "state.json") or {}
+        if adopt_only and before.get("state") not in UNFINISHED:
+            return  # the shim that seemed to be gone had just said its last word
+        found = self._take_over(before)
         self.stop_asked = self.stop_asked or stop_only
         if found == "ended" and not self._restart_or_give_up():
             return
@@ -90,9 +94,8 @@ class Shim:
                 return
             self._spawn()
 
-    def _take_over(self) -> str:
+    def _take_over(self, before: dict[str, Any]) -> str:
         """Continue what an earlier shim left: `running` (adopted), `ended` (died unwatched), or `nothing`."""
-        before = read_json(self.directory / "state.json") or {}
         same_boot = before.get("boot_id") == boot_id()
         same_start = before.get("start") == self.spec["start"]
         carried = before if same_boot and same_start else {}
@@ -129,7 +132,7 @@ class Shim:
     def _spawn(self) -> None:
         number = self.state["attempt"] + 1
         directory = self._attempt_directory(number)
-        directory.mkdir(parents=True, mode=0o700)
+        insist(lambda: directory.mkdir(parents=True, mode=0o700, exist_ok=True))
         self.exit_code, self.killed, self.fail_asked = None, False, False
         self.attempt = {
             "number": number,
@@ -147,7 +150,7 @@ class Shim:
             self.engine, self.exit_code = None, 127
         facts = facts_of(self.engine) if self.engine else None
         self.attempt["pid"] = self.engine or 0
-        write_json(directory / "attempt.json", self.attempt)
+        insist(lambda: write_json(directory / "attempt.json", self.attempt))
         self._save(
             state="running",
             attempt=number,
@@ -263,7 +266,7 @@ class Shim:
             log_bytes=log.stat().st_size if log.exists() else 0,
             reason=reason,
         )
-        write_json(self._attempt_directory() / "attempt.json", self.attempt)
+        insist(lambda: write_json(self._attempt_directory() / "attempt.json", self.attempt))
         self.state.update(exit_code=self.exit_code, pid=None, pid_start=None)
 
     def _restart_or_give_up(self) -> bool:
@@ -307,7 +310,7 @@ class Shim:
 
     def _save(self, **changes: object) -> None:
         self.state.update(changes, updated=time.time())
-        write_json(self.directory / "state.json", self.state)
+        insist(lambda: write_json(self.directory / "state.json", self.state))
 
 
 def _spawn_process(argv: list[str], log: Path) -> int:
@@ -386,12 +389,11 @@ def _lock(descriptor: int, directory: Path) -> bool:
 
 def main(arguments: list[str]) -> None:
     """Detach from the caller (which is told once the lock is held), then look after the instance."""
-    stop_only = "--stop" in arguments
-    directory = Path(next(argument for argument in arguments if argument != "--stop")).resolve()
+    directory = Path(next(argument for argument in arguments if not argument.startswith("--"))).resolve()
     if _detach(directory) is None:
         return
     become_subreaper()
-    Shim(directory).run(stop_only=stop_only)
+    Shim(directory).run(stop_only="--stop" in arguments, adopt_only="--adopt" in arguments)
 
 
 if __name__ == "__main__":

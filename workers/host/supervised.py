@@ -228,7 +228,6 @@ class SupervisedInstance:
     def _report(self, sight: Sight, generation: Generation | None) -> None:
         if sight == self._reported:
             return
-        self._reported = sight
         restarts = self.state.restarts if self.state else 0
         logger.info("instance %s: %s%s", self.files.instance, sight.phase, f" ({sight.reason})" if sight.reason else "")
         self._host.report(
@@ -242,6 +241,7 @@ class SupervisedInstance:
                 failure=sight.failure,
             )
         )
+        self._reported = sight  # not before: on a full disk it is reported again and again until it is stored
 
     def _look(self) -> Sight | None:
         """What is seen now; `None` while it can't be told."""

@@ -26,7 +26,7 @@ class ShimDriver:
 
     def adopt(self, files: InstanceFiles, launch: Launch) -> None:
         """A shim that starts takes over by itself what an earlier one left behind."""
-        self._run(files, launch.environment)
+        self._run(files, launch.environment, "--adopt")
 
     def stop(self, files: InstanceFiles, grace_seconds: float) -> None:
         """Signal the shim; if it was killed, a new one ends what it left."""
