@@ -1,6 +1,5 @@
 """Faults of the console's own processes while it serves, deploys and takes reports: nothing is lost, engines never notice."""
 
-import json
 import os
 import shutil
 import signal

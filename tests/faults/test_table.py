@@ -8,7 +8,7 @@ from tests.faults.table import ROWS, document
 HERE = Path(__file__).parent
 
 
-def tests_here() -> set[str]:
+def _tests_here() -> set[str]:
     found = set()
     for file in HERE.glob("test_*.py"):
         if file.name != Path(__file__).name:
@@ -18,7 +18,7 @@ def tests_here() -> set[str]:
 
 
 def test_every_fault_has_its_test_and_every_test_its_row() -> None:
-    assert {row.test for row in ROWS} == tests_here()
+    assert {row.test for row in ROWS} == _tests_here()
 
 
 def test_the_page_is_made_from_the_table() -> None:
