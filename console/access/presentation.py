@@ -26,6 +26,7 @@ DEEDS: dict[str, str | Promise] = {
     "instance.restart": _("restarted"),
     "job.cancel": _("cancelled"),
     "job.retry": _("retried"),
+    "metrics.share": _("shared the metrics of"),
     "model.add": _("added"),
     "model.download": _("downloaded"),
     "person.add": _("added"),

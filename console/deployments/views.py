@@ -68,7 +68,7 @@ def deployment_detail(request: HttpRequest, pk: int) -> HttpResponse:
     instances = list(instance_rows(deployment))
     about = Q(subject_kind="deployment", subject_id=pk)
     about |= Q(subject_kind="instance", subject_id__in=[one.pk for one in instances])
-    context = _frame(deployment, "overview") | {
+    context = frame(deployment, "overview") | {
         "instances": instances,
         "trouble": _trouble(deployment, instances),
         "fallback": _fallback(deployment),
@@ -100,7 +100,7 @@ def deployment_logs(request: HttpRequest, pk: int) -> HttpResponse:
     )
     chosen = request.GET.get("attempt", "")
     shown = next((one for one in attempts if str(one.pk) == chosen), attempts[0] if attempts else None)
-    context = _frame(deployment, "logs") | {"attempts": attempts, "attempt": shown, "following": not chosen}
+    context = frame(deployment, "logs") | {"attempts": attempts, "attempt": shown, "following": not chosen}
     return render(request, "deployments/logs.html", context)
 
 
@@ -111,7 +111,7 @@ def deployment_specs(request: HttpRequest, pk: int) -> HttpResponse:
     related = ("copy__revision__model", "engine", "host", "author", "deployment")
     specs = list(deployment.specs.select_related(*related).order_by("-number")[:100])
     old, new = _chosen_pair(specs, request.GET.get("from"), request.GET.get("to"))
-    context = _frame(deployment, "specs") | {
+    context = frame(deployment, "specs") | {
         "specs": specs,
         "old": old,
         "new": new,
@@ -126,7 +126,7 @@ def deployment_specs(request: HttpRequest, pk: int) -> HttpResponse:
 def deployment_playground(request: HttpRequest, pk: int) -> HttpResponse:
     """Talk to this deployment."""
     deployment = find(request.user, pk, Action.OPERATE)
-    context = _frame(deployment, "playground") | {"endpoint": services.endpoint(deployment)}
+    context = frame(deployment, "playground") | {"endpoint": services.endpoint(deployment)}
     return render(request, "deployments/detail_playground.html", context)
 
 
@@ -139,7 +139,7 @@ def deployment_settings(request: HttpRequest, pk: int) -> HttpResponse:
         user = policies.require(request.user, Action.DEPLOY)
         annotations.set_notes(deployment, notes=form.cleaned_data["notes"], actor=user)
         return redirect("deployment_settings", pk=pk)
-    context = _frame(deployment, "settings") | {"form": form}
+    context = frame(deployment, "settings") | {"form": form}
     return render(request, "deployments/settings.html", context, status=400 if form.errors else 200)
 
 
@@ -213,7 +213,8 @@ def instance_rows(deployment: Deployment) -> QuerySet[Instance]:
     )
 
 
-def _frame(deployment: Deployment, tab: str) -> dict[str, Any]:
+def frame(deployment: Deployment, tab: str) -> dict[str, Any]:
+    """What the frame around all tabs of a deployment needs."""
     return {
         "deployment": deployment,
         "spec": deployment.current_spec,

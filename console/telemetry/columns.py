@@ -150,8 +150,8 @@ def of_frames(frames: Iterable[tuple[int, Frame]]) -> Columns:
     found = list(frames)
     columns = Columns()
     for _start, frame in found:
-        for name, histogram in frame.histograms.items():
-            columns.bounds.setdefault(name, histogram.bounds)
+        for name, window in frame.histograms.items():
+            columns.bounds.setdefault(name, window.bounds)
     for at, (start, frame) in enumerate(found):
         columns.starts.append(start)
         for name, value in _flat(frame, columns.bounds).items():
@@ -165,15 +165,12 @@ def _flat(frame: Frame, bounds: Mapping[str, tuple[float, ...]]) -> dict[str, fl
     for name, value in frame.now.items():
         values[NOW + name] = values[MAX + name] = value
     values |= {SUM + name: value for name, value in frame.grown.items()}
-    for name, histogram in frame.histograms.items():
-        if histogram.bounds != bounds[name]:
+    for name, window in frame.histograms.items():
+        if window.bounds != bounds[name]:
             continue  # an upgrade within these few seconds: its first second is left out
-        values[f"{name}.total"] = histogram.total
-        below = 0.0
-        for index, count in enumerate(histogram.counts):
-            if count != below:
-                values[f"{name}.{index}"] = count - below
-            below = count
+        values[f"{name}.total"] = window.total
+        for index, count in window.buckets.items():
+            values[f"{name}.{index}"] = count
     return values
 
 

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from workers.vllm.histograms import Histogram
 from workers.vllm.metrics import COUNTERS, HISTOGRAMS, MetricsSample
@@ -23,6 +24,25 @@ Bounds = dict[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """What a histogram observed in a frame: how many fell into each bucket that has some, and the sum of all."""
+
+    bounds: tuple[float, ...]
+    total: float
+    buckets: Mapping[int, float]
+
+    @classmethod
+    def of(cls, histogram: Histogram) -> "Window":
+        """From cumulative counts."""
+        found, below = {}, 0.0
+        for index, count in enumerate(histogram.counts):
+            if count != below:
+                found[index] = count - below
+            below = count
+        return cls(histogram.bounds, histogram.total, found)
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """The `seconds` that end at a sample: how it is `now`, by how much counts have `grown`, what was observed in between."""
 
@@ -30,7 +50,7 @@ class Frame:
     restarted: bool = False
     now: Mapping[str, float] = field(default_factory=dict)
     grown: Mapping[str, float] = field(default_factory=dict)
-    histograms: Mapping[str, Histogram] = field(default_factory=dict)
+    histograms: Mapping[str, Window] = field(default_factory=dict)
 
 
 def frame_between(earlier: MetricsSample, later: MetricsSample) -> Frame | None:
@@ -48,10 +68,11 @@ def frame_between(earlier: MetricsSample, later: MetricsSample) -> Frame | None:
             **{f"{FINISHED}{reason}": count for reason, count in growth.finished.items()},
             **{f"{REJECTED}{reason}": count for reason, count in growth.admission_rejections.items()},
         },
-        histograms=growth.histograms,
+        histograms={name: Window.of(histogram) for name, histogram in growth.histograms.items()},
     )
 
 
+@cache
 def bounds_id(bounds: tuple[float, ...]) -> str:
     """Short name of a histogram's bounds."""
     return hashlib.sha256(repr(bounds).encode()).hexdigest()[:8]
@@ -62,13 +83,14 @@ def dump(frame: Frame, bounds: Bounds) -> str:
     reasons = {name: count for name, count in frame.grown.items() if name not in COUNTERS}
     histograms: list[object] = []
     for name in HISTOGRAMS:
-        histogram = frame.histograms.get(name)
-        if histogram is None:
+        window = frame.histograms.get(name)
+        if window is None:
             histograms.append(None)
             continue
-        key = bounds_id(histogram.bounds)
-        bounds.setdefault(key, histogram.bounds)
-        histograms.append([key, _short(histogram.total), _buckets(histogram)])
+        key = bounds_id(window.bounds)
+        bounds.setdefault(key, window.bounds)
+        buckets = {index: _short(count) for index, count in window.buckets.items()}
+        histograms.append([key, _short(window.total), buckets])
     content = {
         "s": round(frame.seconds, 3),
         "r": int(frame.restarted),
@@ -86,7 +108,8 @@ def load(text: str, bounds_of: Callable[[str], tuple[float, ...] | None]) -> Fra
     histograms = {}
     for name, stored in zip(HISTOGRAMS, content["h"], strict=False):
         if stored is not None and (bounds := bounds_of(stored[0])) is not None:
-            histograms[name] = _histogram(bounds, stored[1], stored[2])
+            buckets = {int(index): count for index, count in stored[2].items()}
+            histograms[name] = Window(bounds, stored[1] or 0.0, buckets)
     return Frame(
         seconds=content["s"],
         restarted=bool(content["r"]),
@@ -111,21 +134,3 @@ def _short(value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return int(value) if value == int(value) else float(f"{value:.7g}")
-
-
-def _buckets(histogram: Histogram) -> dict[int, float]:
-    """The observations of each bucket that has some."""
-    found, below = {}, 0.0
-    for index, count in enumerate(histogram.counts):
-        if count != below:
-            found[index] = _short(count - below) or 0.0
-        below = count
-    return found
-
-
-def _histogram(bounds: tuple[float, ...], total: float | None, buckets: Mapping[str, float]) -> Histogram:
-    counts, running = [], 0.0
-    for index in range(len(bounds)):
-        running += buckets.get(str(index), 0.0)
-        counts.append(running)
-    return Histogram(bounds, tuple(counts), total or 0.0)

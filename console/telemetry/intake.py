@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from uuid import UUID
 
 import structlog
@@ -37,7 +38,7 @@ class Recent:
     seconds: float = 0.0
     grown: dict[str, float] = field(default_factory=dict)
     bounds: tuple[float, ...] = ()
-    counts: list[float] = field(default_factory=list)
+    buckets: list[float] = field(default_factory=list)
 
     def add(self, at: float, frame: Frame) -> None:
         """Take in the frame that ended at `at` (seconds since the epoch)."""
@@ -46,7 +47,7 @@ class Recent:
             # The first frame, or another version of the engine: the minute begins anew.
             self.frames.clear()
             self.seconds, self.grown = 0.0, {}
-            self.bounds, self.counts = ttft.bounds, [0.0] * len(ttft.bounds)
+            self.bounds, self.buckets = ttft.bounds, [0.0] * len(ttft.bounds)
         self.frames.append((at, frame))
         self._count(frame, 1)
         while self.frames and self.frames[0][0] <= at - CURRENT_SECONDS:
@@ -57,8 +58,8 @@ class Recent:
         for name, value in frame.grown.items():
             self.grown[name] = self.grown.get(name, 0.0) + sign * value
         ttft = frame.histograms.get("time_to_first_token")
-        if ttft is not None and ttft.count:
-            self.counts = [count + sign * more for count, more in zip(self.counts, ttft.counts, strict=True)]
+        for index, count in ttft.buckets.items() if ttft is not None else ():
+            self.buckets[index] += sign * count
 
     def current(self) -> current.Current:
         """The minute as rates."""
@@ -73,7 +74,7 @@ class Recent:
             running=last.now.get("requests_running"),
             waiting=last.now.get("requests_waiting"),
             kv_usage=last.now.get("kv_cache_usage"),
-            ttft=Histogram(self.bounds, tuple(self.counts), 0.0) if self.bounds else None,
+            ttft=Histogram(self.bounds, tuple(accumulate(self.buckets)), 0.0) if self.bounds else None,
         )
 
     def _rate(self, name: str) -> float | None:

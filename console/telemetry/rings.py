@@ -72,13 +72,15 @@ class Rings:
 
     def read(self, instances: Sequence[UUID], first: float, end: float) -> dict[UUID, Columns]:
         """The slots, one a sample, from `first` up to (not including) `end`, both in seconds since the epoch."""
+        return {instance: of_frames(frames) for instance, frames in self.frames(instances, first, end).items()}
+
+    def frames(self, instances: Sequence[UUID], first: float, end: float) -> dict[UUID, list[tuple[int, Frame]]]:
+        """The same as frames, each with the second in which it ended."""
         pipe = self._redis.pipeline(transaction=False)
         for instance in instances:
             pipe.xrange(ring(instance), str(int(first * 1000)), str(int(end * 1000) - 1))
         answers: Any = pipe.execute()
-        return {
-            instance: of_frames(self._frames(entries)) for instance, entries in zip(instances, answers, strict=True)
-        }
+        return {instance: self._frames(entries) for instance, entries in zip(instances, answers, strict=True)}
 
     def announced(self, fields: dict[str, str]) -> list[tuple[UUID, int, Frame]]:
         """The frames of one entry of `LIVE`: instance, milliseconds since the epoch, frame."""

@@ -1,10 +1,17 @@
-"""Addresses of the overview and the search."""
+"""Addresses of the overview, the search and the metrics."""
 
 from django.urls import path
 
-from console.telemetry import views
+from console.telemetry import metric_views, views
 
 urlpatterns = [
     path("", views.overview, name="overview"),
     path("search/", views.search, name="search"),
+    path("deployments/<int:pk>/metrics/", metric_views.deployment_metrics, name="deployment_metrics"),
+    path("deployments/<int:pk>/metrics/series/", metric_views.deployment_series, name="deployment_series"),
+    path("deployments/<int:pk>/metrics/table.csv", metric_views.deployment_csv, name="deployment_csv"),
+    path("deployments/<int:pk>/metrics/share/", metric_views.deployment_share, name="deployment_share"),
+    path("shared/<str:token>/", metric_views.shared_metrics, name="shared_metrics"),
+    path("shared/<str:token>/series/", metric_views.shared_series, name="shared_series"),
+    path("shared/<str:token>/table.csv", metric_views.shared_csv, name="shared_csv"),
 ]

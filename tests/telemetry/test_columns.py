@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from console.telemetry.columns import Columns, of_frames
-from console.telemetry.frames import Bounds, Frame, dump, dump_bounds, frame_between, load, load_bounds
+from console.telemetry.frames import Bounds, Frame, Window, dump, dump_bounds, frame_between, load, load_bounds
 from console.telemetry.measures import lines_of, totals
 from tests.telemetry.samples import TTFT_BOUNDS, FakeLoad, busy_columns, busy_frames
-from workers.vllm.histograms import Histogram, added
+from workers.vllm.histograms import added
 from workers.vllm.metrics import MetricsSample
 
 HOUR = 1_800_000_000 // 3600 * 3600
@@ -27,7 +27,7 @@ def test_a_frame_survives_its_short_form() -> None:
         assert again.grown == frame.grown
         assert again.now == pytest.approx(frame.now, rel=1e-6)
         for name, histogram in frame.histograms.items():
-            assert again.histograms[name].counts == histogram.counts
+            assert again.histograms[name].buckets == histogram.buckets
             assert again.histograms[name].bounds == histogram.bounds
 
 
@@ -120,7 +120,7 @@ def test_another_versions_buckets_are_merged_at_the_bounds_that_both_have() -> N
     one = frame_between(start, old.sample(1))
     assert one is not None
     fewer = (0.01, 0.1, 1.0, math.inf)
-    new = Frame(1.0, histograms={"time_to_first_token": Histogram(fewer, (0.0, 2.0, 2.0, 2.0), 0.1)})
+    new = Frame(1.0, histograms={"time_to_first_token": Window(fewer, 0.1, {1: 2.0})})
     columns = of_frames([(1, one)])
     columns.extend(of_frames([(2, new)]))
     (merged,) = columns.regrouped(10).histograms("time_to_first_token")

@@ -1,0 +1,180 @@
+"""Pages of metrics: a deployment's board, its data, its table as CSV, and links that share it."""
+
+import csv
+import io
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from django.contrib.auth.decorators import login_not_required
+from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_GET, require_http_methods
+
+from console import env
+from console.access import policies
+from console.access.policies import Action
+from console.common.errors import Refused
+from console.deployments import views as deployments
+from console.deployments.models import Deployment
+from console.telemetry import boards, sharing
+from console.telemetry.boards import Board
+from console.telemetry.history import LONGEST_SECONDS, Span
+from console.telemetry.measures import CHARTS
+
+RANGE_NAMES = {900: "15 min", 3600: "1 h", 21_600: "6 h", 86_400: "24 h", 604_800: "7 d", 2_592_000: "30 d"}
+SHORTEST_SECONDS = 10
+
+
+class BadRange(Exception):
+    """The query asks for a range that there is not."""
+
+
+def asked_span(query: Mapping[str, str]) -> Span:
+    """The range of `?range=SECONDS` (up to now) or `?from=…&to=…` in milliseconds since the epoch. Raises BadRange."""
+    try:
+        if "from" in query or "to" in query:
+            first, end = int(query["from"]) / 1000, int(query["to"]) / 1000
+        else:
+            end = time.time()
+            first = end - int(query.get("range", "900")) + 1
+    except (ValueError, KeyError, OverflowError):
+        first = end = 0
+    if 0 < first < end < time.time() + 86_400 and SHORTEST_SECONDS <= end - first + 1 <= LONGEST_SECONDS:
+        return Span.between(first, end)
+    raise BadRange(_("Ask for range=SECONDS, 10 to 2,592,000, or for from=MS and to=MS, at least 10 s apart."))
+
+
+def _board(request: HttpRequest, deployment: Deployment, *, user: Any, with_others: bool) -> Board:
+    compared = request.GET.get("compare", "")
+    other: Deployment | None = None
+    if compared == "week":
+        other = deployment
+    elif with_others and compared.isascii() and compared.isdigit() and len(compared) < 19:
+        other = policies.get(user, Deployment.objects.all(), Action.VIEW, pk=int(compared))
+    return Board(deployment, asked_span(request.GET), apart=request.GET.get("apart") == "1", compared=other)
+
+
+@require_GET
+def deployment_metrics(request: HttpRequest, pk: int) -> HttpResponse:
+    """The board of one deployment."""
+    deployment = deployments.find(request.user, pk, Action.VIEW)
+    others = policies.visible(request.user, Deployment.objects.exclude(pk=pk)).order_by("name")[:100]
+    context = deployments.frame(deployment, "metrics") | {
+        "others": others,
+        "hours": sharing.HOURS,
+        **_page(reverse("deployment_series", args=[pk]), reverse("deployment_csv", args=[pk])),
+        "socket": f"/ws/deployments/{pk}/metrics/",
+    }
+    return render(request, "telemetry/deployment.html", context)
+
+
+def _page(series: str, table: str) -> dict[str, Any]:
+    return {"charts": boards.charts(), "ranges": RANGE_NAMES, "series": series, "csv": table}
+
+
+@require_GET
+def deployment_series(request: HttpRequest, pk: int) -> HttpResponse:
+    """The board's data as JSON."""
+    deployment = deployments.find(request.user, pk, Action.VIEW)
+    return _series(request, deployment, user=request.user)
+
+
+def _series(request: HttpRequest, deployment: Deployment, *, user: Any, with_others: bool = True) -> HttpResponse:
+    try:
+        return JsonResponse(boards.board(_board(request, deployment, user=user, with_others=with_others)))
+    except BadRange as error:
+        return JsonResponse({"error": str(error)}, status=400)
+
+
+@require_GET
+def deployment_csv(request: HttpRequest, pk: int) -> HttpResponse | StreamingHttpResponse:
+    """What the board draws, as a table."""
+    return _table(request, deployments.find(request.user, pk, Action.VIEW), user=request.user)
+
+
+def _table(
+    request: HttpRequest, deployment: Deployment, *, user: Any, with_others: bool = True
+) -> HttpResponse | StreamingHttpResponse:
+    try:
+        asked = _board(request, deployment, user=user, with_others=with_others)
+    except BadRange as error:
+        return HttpResponse(str(error), status=400, content_type="text/plain; charset=utf-8")
+    response = StreamingHttpResponse(_rows(boards.board(asked)), content_type="text/csv; charset=utf-8")
+    stamp = f"{datetime.fromtimestamp(asked.span.first, tz=UTC):%Y%m%dT%H%M%SZ}"
+    response["Content-Disposition"] = f'attachment; filename="{deployment.name}-{stamp}.csv"'
+    return response
+
+
+def _rows(board: Mapping[str, Any]) -> Iterator[str]:
+    keys = [line.key for chart in CHARTS for line in chart.lines]
+    yield _line(["time", "slot_seconds", "instance", *keys])
+    for group in board["groups"]:
+        for at, moment in enumerate(board["t"]):
+            values = [group["values"][key][at] for key in keys]
+            if any(value is not None for value in values):
+                when = datetime.fromtimestamp(moment / 1000, tz=UTC).isoformat().replace("+00:00", "Z")
+                yield _line([when, board["span"]["step"], group["key"], *("" if v is None else v for v in values)])
+
+
+def _line(values: list[object]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer).writerow(values)
+    return buffer.getvalue()
+
+
+@require_http_methods(["GET", "POST"])
+def deployment_share(request: HttpRequest, pk: int) -> HttpResponse:
+    """Make a link that shows this board without an account."""
+    deployment = deployments.find(request.user, pk, Action.VIEW)
+    context = {"deployment": deployment, "hours": sharing.HOURS, "chosen": 24, "link": "", "error": ""}
+    status = 200
+    if request.method == "POST":
+        try:
+            hours = int(request.POST.get("hours", ""))
+            token = sharing.share(deployment, hours=hours, actor=policies.require(request.user, Action.VIEW))
+            context |= {"link": f"{env.public_url()}{reverse('shared_metrics', args=[token])}", "chosen": hours}
+        except (ValueError, Refused) as error:
+            context["error"] = str(error) if isinstance(error, Refused) else _("Choose for how long.")
+            status = 400
+    template = "telemetry/_share.html" if request.htmx else "telemetry/share.html"  # type: ignore[attr-defined]
+    response = render(request, template, context, status=status)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+@login_not_required
+@require_GET
+def shared_metrics(request: HttpRequest, token: str) -> HttpResponse:
+    """The board behind a link."""
+    shared = sharing.opened(token)
+    context = {
+        "deployment": shared.deployment,
+        "until": datetime.fromtimestamp(shared.until, tz=UTC),
+        **_page(reverse("shared_series", args=[token]), reverse("shared_csv", args=[token])),
+        "socket": f"/ws/shared/{token}/metrics/",
+    }
+    response = render(request, "telemetry/shared.html", context)
+    # The address itself is the key: it must not travel in a Referer or stay in a cache.
+    response["Referrer-Policy"] = "no-referrer"
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+@login_not_required
+@require_GET
+def shared_series(request: HttpRequest, token: str) -> HttpResponse:
+    """The data of a shared board. A comparison with another deployment is not part of what was shared."""
+    shared = sharing.opened(token)
+    return _series(request, shared.deployment, user=shared.by, with_others=False)
+
+
+@login_not_required
+@require_GET
+def shared_csv(request: HttpRequest, token: str) -> HttpResponse | StreamingHttpResponse:
+    """The table of a shared board."""
+    shared = sharing.opened(token)
+    return _table(request, shared.deployment, user=shared.by, with_others=False)
