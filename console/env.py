@@ -6,11 +6,13 @@ docs/environment.md is checked against this module by a test.
 
 import json
 import os
+import re
 import secrets
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from cryptography.fernet import Fernet
 from pydantic import Field, ValidationError, field_validator
@@ -63,6 +65,22 @@ class Environment(BaseSettings):
         default="https://download.pytorch.org/whl/cpu,https://wheels.vllm.ai/nightly",
         description="Package indexes that an admin may add to the host's own when installing an engine, separated by commas.",
     )
+    slipway_hosts_address: str = Field(
+        default="",
+        description="Addresses or names of this machine, separated by commas, at which `manage.py up` serves the console "
+        "and its embedded broker to other machines, by TLS. Empty: to this machine only.",
+    )
+    slipway_hosts_port: int = Field(
+        default=8443, ge=1, le=65535, description="Port of the console at SLIPWAY_HOSTS_ADDRESS."
+    )
+    slipway_hosts_broker_port: int = Field(
+        default=6391, ge=1, le=65535, description="Port of the embedded broker at SLIPWAY_HOSTS_ADDRESS."
+    )
+    slipway_wheels_dir: str = Field(
+        default="",
+        description="Folder of wheels from which hosts without a package index install their agent; empty: they use "
+        "their own index.",
+    )
     database_url: str = Field(
         default="", description="postgres://USER:PASSWORD@HOST:PORT/NAME; empty: SQLite in SLIPWAY_HOME."
     )
@@ -109,6 +127,21 @@ class Environment(BaseSettings):
                 raise ValueError("use addresses that begin with https://, http:// or file:///, separated by commas")
         return value
 
+    @field_validator("slipway_hosts_address")
+    @classmethod
+    def _addresses(cls, value: str) -> str:
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        if not all(re.fullmatch(r"[0-9A-Za-z.-]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*", name) for name in names):
+            raise ValueError("use addresses or host names, separated by commas, without port, such as 10.0.0.5")
+        return ",".join(names)
+
+    @field_validator("slipway_wheels_dir")
+    @classmethod
+    def _wheels(cls, value: str) -> str:
+        if value and not Path(value).expanduser().is_dir():
+            raise ValueError("there is no such folder")
+        return value
+
     @field_validator("database_url")
     @classmethod
     def _database(cls, value: str) -> str:
@@ -142,6 +175,16 @@ class Environment(BaseSettings):
     def extra_indexes(self) -> list[str]:
         """Package indexes that may be added to a host's own."""
         return [url for part in self.slipway_extra_indexes.split(",") if (url := part.strip())]
+
+    @property
+    def hosts_names(self) -> list[str]:
+        """Addresses and names under which other machines reach this one; empty: they don't."""
+        return self.slipway_hosts_address.split(",") if self.slipway_hosts_address else []
+
+    @property
+    def wheels_dir(self) -> Path | None:
+        """Folder of wheels that hosts install from, or None."""
+        return Path(self.slipway_wheels_dir).expanduser().absolute() if self.slipway_wheels_dir else None
 
     @property
     def instance_port_range(self) -> tuple[int, int]:
@@ -236,3 +279,21 @@ def public_url() -> str:
     if environment().slipway_public_url:
         return environment().slipway_public_url.rstrip("/")
     return str(runtime().get("console_url", f"http://{environment().slipway_bind}:{environment().slipway_port}"))
+
+
+def hosts_url() -> str:
+    """Address of the console for other machines' agents: by TLS where `manage.py up` serves it, else as for people."""
+    return str(runtime().get("hosts_url") or public_url())
+
+
+def hosts_redis_url() -> str:
+    """Address of the broker for hosts, without credentials that are theirs: by TLS where `manage.py up` serves it."""
+    if environment().redis_url:
+        return environment().redis_url
+    return str(runtime().get("hosts_redis_url") or redis_url())
+
+
+def serves_other_machines() -> bool:
+    """True if a host on another machine can reach the console: its address is not a loopback one."""
+    name = urlsplit(hosts_url()).hostname or ""
+    return name != "localhost" and not name.startswith("127.") and name != "::1"

@@ -19,6 +19,7 @@ ENCRYPTION_KEYS = [key.strip() for key in ENV.slipway_encryption_keys.split(",")
 ]
 DEBUG = ENV.slipway_debug
 ALLOWED_HOSTS = [name.strip() for name in ENV.slipway_allowed_hosts.split(",") if name.strip()]
+ALLOWED_HOSTS += [f"[{name}]" if ":" in name else name for name in ENV.hosts_names]
 CSRF_TRUSTED_ORIGINS = [ENV.slipway_public_url] if ENV.slipway_public_url else []
 
 INSTALLED_APPS = [
@@ -48,6 +49,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "console.common.middleware.SecureCookiesMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -167,7 +169,8 @@ SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = ENV.slipway_https
 SECURE_SSL_REDIRECT = ENV.slipway_https
 SECURE_HSTS_SECONDS = 31_536_000 if ENV.slipway_https else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = ENV.slipway_https
-SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if ENV.slipway_https else None
+# The TLS front for other machines sets the header; the web process itself is then reached on loopback only.
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if ENV.slipway_https or ENV.hosts_names else None
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 CONTENT_SECURITY_POLICY = {

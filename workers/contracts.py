@@ -60,6 +60,16 @@ def log_cursor_key(host: str) -> str:
     return f"{key_prefix(host)}log-cursors"
 
 
+def agent_seat_key(host: str) -> str:
+    """Key that the one agent of a host holds while it is heard of."""
+    return f"{key_prefix(host)}agent"
+
+
+def refused_agent_key(host: str) -> str:
+    """Key that says which second agent was refused lately."""
+    return f"{key_prefix(host)}agent-refused"
+
+
 def host_queue(host: str) -> str:
     """Celery queue of one host (before the key prefix that the transport adds)."""
     return f"host.{host}"
@@ -97,6 +107,7 @@ class StepKind(StrEnum):
     MAKE_DEMO_MODEL = "make_demo_model"
     DELETE_COPY = "delete_copy"
     SERVE_COPY = "serve_copy"
+    UPGRADE_AGENT = "upgrade_agent"
 
 
 class Generation(Message):
@@ -212,6 +223,17 @@ class CopyOffer(Message):
     """Sealed to this host's public key, base64; the receiving host has it sealed to its own."""
 
 
+class CredentialsOrder(Message):
+    """New credentials for the host; it stands in the desired state until the host was heard of with them."""
+
+    number: int
+    """Rises with each rotation."""
+    sealed_password: str
+    """The broker's new password, sealed to the host's public key."""
+    new_key: bool = False
+    """True: the host makes a new key pair, too, and tells its public half with its heartbeats."""
+
+
 class DesiredState(Message):
     """Everything that one host should be running or give away, and the steps that it should abandon."""
 
@@ -222,6 +244,7 @@ class DesiredState(Message):
     copy_offers: list[CopyOffer] = []
     hold: str = ""
     """Why the host must not end an engine that lives (a hung one, for instance) by itself; empty: it may."""
+    credentials: CredentialsOrder | None = None
 
 
 class StepOrder(Message):
@@ -553,6 +576,10 @@ class Heartbeat(Message):
     """New with each start of the agent: two at once for one host are told apart by it."""
     at: float
     generation: Generation | None
+    credentials: int = 0
+    """Number of the rotation whose credentials the host uses."""
+    public_key: str = ""
+    """Public half of the host's newest key pair."""
     running_steps: list[int] = []
     vitals: dict[str, Any] = {}
     """Numbers of the moment; `vitals["live"]` is `workers.host_facts.Live`."""

@@ -41,9 +41,17 @@ class HostConfig(BaseModel):
     name: str = Field(pattern=HOST_NAME_PATTERN)
     redis_url: str
     """With the host's own Redis user and password."""
+    broker_ca: str = ""
+    """The certificate authority (PEM) that is believed for a `rediss://` address; empty: this machine's own list."""
     console_url: str = ""
+    console_ca: str = ""
+    """The same for the console's address."""
+    credentials: int = 0
+    """Number of the credentials' last rotation."""
     private_key: str
     """Base64, from `workers.sealing.generate_key_pair`."""
+    retired_keys: list[str] = []
+    """Private keys of before, newest first: what was sealed to them and lies on this disk must stay readable."""
     state_dir: Path
     """Outbox, desired state, steps and instances of this host; on a local disk (SQLite and file locks)."""
     engines_dir: Path = Field(default_factory=lambda: slipway_home() / "engines")
@@ -63,6 +71,11 @@ class HostConfig(BaseModel):
         if first > last:
             raise ValueError(f"port_range starts at {first} but ends at {last}")
         return self
+
+    @property
+    def private_keys(self) -> tuple[str, ...]:
+        """This host's private keys, newest first."""
+        return (self.private_key, *self.retired_keys)
 
     @staticmethod
     def default_path(name: str) -> Path:

@@ -6,6 +6,7 @@ secret to the public half, so that Redis, tasks, reports, files and logs carry c
 
 import base64
 import binascii
+from collections.abc import Sequence
 
 from nacl.exceptions import CryptoError
 from nacl.public import PrivateKey, PublicKey, SealedBox
@@ -42,6 +43,16 @@ def unseal(private_key: str, sealed: str) -> str:
         return box.decrypt(_decode(sealed)).decode()
     except (CryptoError, ValueError, TypeError) as error:
         raise SealingError("the secret was sealed to another key, or was altered on its way") from error
+
+
+def unseal_any(private_keys: Sequence[str], sealed: str) -> str:
+    """Decrypt with the first of `private_keys` (newest first) that fits. Raises `SealingError` when none does."""
+    for key in private_keys[:-1]:
+        try:
+            return unseal(key, sealed)
+        except SealingError:
+            continue
+    return unseal(private_keys[-1], sealed)
 
 
 def _private(private_key: str) -> PrivateKey:

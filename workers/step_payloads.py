@@ -410,3 +410,22 @@ class ServeCopyResult(Message):
     endpoint: str
     files: int
     size_bytes: int
+
+
+class UpgradeAgentPayload(Message):
+    """The agent's own wheel, which the console serves."""
+
+    version: str = Field(pattern=r"^[0-9A-Za-z.+_-]{1,80}$")
+    wheel: str = Field(pattern=r"^[0-9A-Za-z.+_-]{1,160}\.whl$")
+    """File name of the wheel, at the console's `/api/hosts/wheels/`."""
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    offline: bool = False
+    """True: everything that it needs comes from the console, too; the host has no package index."""
+
+
+class UpgradeAgentResult(Message):
+    """The version that runs now, and the one before."""
+
+    version: str
+    previous: str = ""
+    seconds: float = 0

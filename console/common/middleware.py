@@ -1,4 +1,4 @@
-"""Requests that were refused become a plain message instead of a traceback."""
+"""What every answer gets: refusals as plain messages, and cookies that stay on the side of TLS where they were set."""
 
 from collections.abc import Callable
 
@@ -30,3 +30,18 @@ class PlainErrorsMiddleware:
             messages.error(request, exception.message)
             return redirect(back)
         return render(request, "common/refused.html", {"message": exception.message}, status=409)
+
+
+class SecureCookiesMiddleware:
+    """A cookie that was set over TLS is sent over TLS only, also where the console answers on loopback without it."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Mark the cookies of the answer."""
+        response = self.get_response(request)
+        if request.is_secure():
+            for cookie in response.cookies.values():
+                cookie["secure"] = True
+        return response

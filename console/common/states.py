@@ -50,6 +50,8 @@ LOOKS: Mapping[str, Look] = {
     "restarting": Look(_("restarting"), "refresh", "blue"),
     "draining": Look(_("draining"), "progress-down", "blue"),
     "crashed": Look(_("crashed"), "x", "red"),
+    "accepting": Look(_("takes new work"), "circle-filled", "green"),
+    "paused": Look(_("paused"), "player-pause", "amber"),
     "waiting": Look(_("waiting to join"), "clock", "grey"),
     "online": Look(_("online"), "circle-filled", "green"),
     "offline": Look(_("offline"), "plug-connected-x", "amber"),

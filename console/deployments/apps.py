@@ -11,8 +11,10 @@ class DeploymentsConfig(AppConfig):
 
     def ready(self) -> None:
         """Contribute instances to desired states; name the handlers of deploy, restart and stop jobs."""
-        from console.deployments import handlers, observations
+        from console.deployments import draining, handlers, observations
         from console.fleet import desired
+        from console.fleet import services as fleet
 
         desired.contribute(observations.orders)
+        fleet.on_removal(draining.give_up)
         handlers.register_handlers()

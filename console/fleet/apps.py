@@ -8,3 +8,9 @@ class FleetConfig(AppConfig):
 
     name = "console.fleet"
     label = "fleet"
+
+    def ready(self) -> None:
+        """Contribute new credentials to desired states."""
+        from console.fleet import credentials, desired
+
+        desired.contribute(lambda host: {"credentials": credentials.order(host)})

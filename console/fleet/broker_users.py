@@ -5,10 +5,13 @@ The rules were proven with some forty attacks on another host's keys, on Valkey 
 
 import hashlib
 from contextlib import suppress
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from redis.exceptions import RedisError, ResponseError
 
+from console import env
 from console.common.broker import command
+from console.common.secrets import decrypt
 from console.fleet.models import Host
 from workers.contracts import key_prefix
 
@@ -62,16 +65,35 @@ def digest(password: str) -> str:
     return hashlib.sha256(password.encode()).hexdigest()
 
 
+def url_for(host: Host, password: str) -> str:
+    """Address of the broker for this host, with its user and `password`, and without paths that are the console's."""
+    parts = urlsplit(env.hosts_redis_url())
+    name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    kept = urlencode([one for one in parse_qsl(parts.query) if not one[0].startswith("ssl_")])
+    place = f"{user_name(host)}:{quote(password)}@{name}:{parts.port or 6379}"
+    return urlunsplit(parts._replace(netloc=place, query=kept))
+
+
 def ensure(host: Host) -> None:
     """Create or repair the host's Redis user. Raises RedisError when the broker is away."""
     prefix = key_prefix(host.name)
-    arguments = ["reset", "on", f"#{host.redis_password_sha256}", f"~{prefix}*", f"&{prefix}*"]
+    arguments = ["reset", "on", *(f"#{one}" for one in accepted(host)), f"~{prefix}*", f"&{prefix}*"]
     arguments += [f"&{prefix}/0.celery.pidbox", f"&{prefix}/0.celeryev/worker.*", *RULES]
     command("ACL", "SETUSER", user_name(host), *arguments)
     with suppress(ResponseError):
         # From Redis 7.2 on, clients announce their library; older ones don't know the subcommand.
         command("ACL", "SETUSER", user_name(host), "+client|setinfo")
     _save()
+
+
+def accepted(host: Host) -> list[str]:
+    """SHA-256 of the passwords that the host may use: two while its credentials are being rotated."""
+    return [host.redis_password_sha256, *([digest(decrypt(host.next_password))] if host.next_password else [])]
+
+
+def end_connections(host: Host) -> None:
+    """Close what is connected as this host: with a password that it no longer has, nobody connects again."""
+    command("CLIENT", "KILL", "USER", user_name(host))
 
 
 def remove(host: Host) -> None:
@@ -81,9 +103,13 @@ def remove(host: Host) -> None:
 
 
 def missing(hosts: list[Host]) -> list[Host]:
-    """Hosts that have joined but whose user the broker doesn't know (it lost its memory)."""
-    known = set(command("ACL", "USERS"))
-    return [host for host in hosts if host.redis_password_sha256 and user_name(host) not in known]
+    """Hosts that have joined but that the broker doesn't know, or knows by other passwords (it lost its memory)."""
+    known: dict[str, set[str]] = {}
+    for line in command("ACL", "LIST"):
+        _user, name, *rules = line.split()
+        known[name] = {rule[1:] for rule in rules if rule.startswith("#")}
+    joined = [host for host in hosts if host.redis_password_sha256]
+    return [host for host in joined if known.get(user_name(host)) != set(accepted(host))]
 
 
 def _save() -> None:

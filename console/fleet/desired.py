@@ -33,7 +33,8 @@ def compose(host: Host) -> DesiredState:
     fields: Contribution = {}
     for provider in _contributors:
         fields.update(provider(host))
-    return DesiredState(generation=Generation(epoch=host.epoch, number=host.generation), **fields)
+    generation = Generation(epoch=host.epoch, number=host.generation)
+    return DesiredState(generation=generation, **fields)
 
 
 def change(host: Host) -> None:
@@ -43,8 +44,12 @@ def change(host: Host) -> None:
 
 
 def publish(host_id: int) -> bool:
-    """Write the current desired state and ring the doorbell. False: the broker is away (the beat tries again)."""
-    host = Host.objects.get(pk=host_id)
+    """Write the current desired state and ring the doorbell. False: the broker is away (the beat tries again), or the
+    host has no access to it (it was removed, or has not joined).
+    """
+    host = Host.objects.filter(pk=host_id).exclude(redis_password_sha256="").first()
+    if host is None:
+        return False
     state = compose(host)
     try:
         pipe = broker.connection().pipeline()

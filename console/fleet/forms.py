@@ -4,6 +4,7 @@ from django import forms
 from django.core.validators import RegexValidator
 from django.utils.translation import gettext_lazy as _
 
+from console.common.forms import ReasonForm
 from workers.contracts import HOST_NAME_PATTERN
 
 
@@ -34,4 +35,26 @@ class PortsForm(forms.Form):
         min_value=1024,
         max_value=65535,
         help_text=_("Each instance takes one. Ports below 1024 need rights that an agent should not have."),
+    )
+
+
+class RotateForm(ReasonForm):
+    """New credentials for a host, and why."""
+
+    new_key = forms.BooleanField(
+        label=_("Make a new key pair, too"),
+        required=False,
+        help_text=_(
+            "Secrets that come from now on can't be read with the old key. Needed if the host's file was copied."
+        ),
+    )
+
+
+class RemoveForm(ReasonForm):
+    """Why a host is removed, and whether although something runs there."""
+
+    force = forms.BooleanField(
+        label=_("Remove it although instances run there"),
+        required=False,
+        help_text=_("They are given up: the console forgets them, and they may go on running unseen."),
     )

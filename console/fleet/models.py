@@ -8,16 +8,29 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from console.access.models import Owned
-from console.common.states import LOOKS, Look
+from console.common.states import LOOKS, Look, Stateful, StateTable
 from workers.contracts import HOST_NAME_PATTERN
 
 OFFLINE_AFTER_SECONDS = 15
 """A host that was silent for this long is offline; what runs there is unknown, never dead."""
 
+HOST_STATES = StateTable(
+    {
+        "accepting": "paused draining",
+        "paused": "accepting draining",
+        "draining": "accepting paused",
+    }
+)
 
-class Host(Owned):
-    """A machine that runs engines. Its agent speaks only to Redis, as a user of its own."""
 
+class Host(Owned, Stateful):
+    """A machine that runs engines. Its agent speaks only to Redis, as a user of its own.
+
+    Its state says what people want of it; whether it is heard of is its presence, which no one decides.
+    """
+
+    STATES = HOST_STATES
+    state = models.CharField(max_length=12, choices=HOST_STATES.choices(), default="accepting")
     name = models.CharField(
         max_length=32,
         unique=True,
@@ -28,6 +41,12 @@ class Host(Owned):
     public_key = models.CharField(max_length=64, blank=True)
     """Public key of the host's own pair (base64); empty until it has joined."""
     redis_password_sha256 = models.CharField(max_length=64, blank=True)
+    credentials = models.PositiveIntegerField(default=0)
+    """Number of the last rotation of its credentials."""
+    next_password = models.TextField(blank=True)
+    """The broker's new password for it, encrypted, until the host was heard of with it."""
+    next_key = models.BooleanField(default=False)
+    """True while a rotation waits that renews the key pair, too."""
     join_token_sha256 = models.CharField(max_length=64, blank=True)
     join_token_expires_at = models.DateTimeField(null=True)
     port_first = models.PositiveIntegerField(default=18000)

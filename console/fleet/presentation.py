@@ -11,7 +11,6 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from console.common.spans import readable_bytes, relative
 from console.fleet.models import Device, Host
-from workers.contracts import CONTRACT
 
 SKEW_WORTH_SAYING_SECONDS = 2
 
@@ -82,10 +81,10 @@ def truth(host: Host, *, instances: int, ready: int, crashed: int = 0) -> str:
 def warnings(host: Host) -> list[str]:
     """What about a host deserves a look."""
     found = []
-    if host.contract is not None and host.contract < CONTRACT:
+    if refused := host.vitals.get("refused_agent"):
         found.append(
-            _("Its agent speaks contract %(old)d, the console %(new)d: upgrade Slipway on the host.")
-            % {"old": host.contract, "new": CONTRACT}
+            _("A second agent for this host was refused: process %(pid)s on machine %(machine)s. Stop it there.")
+            % {"pid": refused.get("pid"), "machine": refused.get("machine")}
         )
     if host.clock_skew_seconds is not None and abs(host.clock_skew_seconds) > SKEW_WORTH_SAYING_SECONDS:
         found.append(

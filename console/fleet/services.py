@@ -3,15 +3,16 @@
 import hashlib
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
 
 from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 from redis.exceptions import RedisError
 
 from console import env
@@ -19,12 +20,21 @@ from console.access import services as access
 from console.access.models import User
 from console.common import broker, live
 from console.common.errors import Refused
-from console.fleet import broker_users, desired
+from console.fleet import broker_users, credentials, desired, joining
 from console.fleet.models import Device, Engine, Host, UnreadReport
 from workers.contracts import HOST_NAME_PATTERN, Heartbeat, HostInventory, key_prefix
 from workers.sealing import SealingError, seal
 
 JOIN_TOKEN_HOURS = 1
+_JOINED_FIELDS = (
+    "public_key",
+    "redis_password_sha256",
+    "join_token_sha256",
+    "join_token_expires_at",
+    "next_password",
+    "next_key",
+)
+_on_removal: list[Callable[[Host, User, str], None]] = []
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,10 @@ class Credentials:
     console_url: str
     port_first: int
     port_last: int
+    console_ca: str = ""
+    """Certificate authority (PEM) of the console's address; empty: the host's own trust counts."""
+    broker_ca: str = ""
+    """The same for the broker."""
 
 
 def add_host(*, name: str, actor: User | None) -> tuple[Host, str]:
@@ -90,7 +104,8 @@ def join(*, token: str, public_key: str) -> Credentials:
         host.public_key = public_key
         host.redis_password_sha256 = broker_users.digest(password)
         host.join_token_sha256, host.join_token_expires_at = "", None
-        host.save(update_fields=["public_key", "redis_password_sha256", "join_token_sha256", "join_token_expires_at"])
+        host.next_password, host.next_key = "", False
+        host.save(update_fields=_JOINED_FIELDS)
         access.record(actor=None, action="host.join", target=host.name, target_url=f"/hosts/{host.pk}/")
         live.changed("host", host.pk)
         try:
@@ -102,10 +117,12 @@ def join(*, token: str, public_key: str) -> Credentials:
     desired.publish(host.pk)
     return Credentials(
         host=host.name,
-        redis_url=_with_user(env.redis_url(), broker_users.user_name(host), password),
-        console_url=env.public_url(),
+        redis_url=broker_users.url_for(host, password),
+        console_url=env.hosts_url(),
         port_first=host.port_first,
         port_last=host.port_last,
+        console_ca=joining.console_authority(),
+        broker_ca=joining.broker_authority(),
     )
 
 
@@ -156,30 +173,41 @@ def _on_same_machine(host: Host, first: int, last: int) -> Host | None:
     return next((other for other in same if (other.facts or {}).get("hostname") == host.facts.get("hostname")), None)
 
 
-def remove_host(host: Host, *, actor: User, reason: str) -> None:
-    """Forget a host: its broker user is gone at once. Refused while instances are ordered there."""
+def on_removal(callback: Callable[[Host, User, str], None]) -> None:
+    """Register what an app does when a host is removed by force. Called once, from an app's `ready`."""
+    if callback not in _on_removal:
+        _on_removal.append(callback)
+
+
+def remove_host(host: Host, *, actor: User, reason: str, force: bool = False) -> None:
+    """Forget a host: its broker user is gone at once, and its connections with it.
+
+    Refused while instances are ordered there, unless `force`: they are given up then, and may go on running unseen.
+    """
     running = host.instances.filter(ordered=True).count()
-    if running:
+    if running and not force:
         raise Refused(
-            _("%(count)d instances run on %(host)s. Stop their deployments first.")
+            ngettext(
+                "%(count)d instance runs on %(host)s. Drain it first, or remove it by force.",
+                "%(count)d instances run on %(host)s. Drain it first, or remove it by force.",
+                running,
+            )
             % {"count": running, "host": host.name}
         )
-    if host.steps.exists():
-        _retire(host, actor=actor, reason=reason)
-        return
     with transaction.atomic():
-        access.record(actor=actor, action="host.remove", target=host.name, reason=reason)
+        access.record(
+            actor=actor, action="host.remove", target=host.name, reason=reason, force=force, instances=running
+        )
+        for callback in _on_removal:
+            callback(host, actor, reason)
         _forget_in_broker(host)
-        host.delete()
-        live.changed("host")
-
-
-def _retire(host: Host, *, actor: User, reason: str) -> None:
-    # The ledger still names this host, so the row stays; without a password and a key it can't come back unasked.
-    with transaction.atomic():
-        access.record(actor=actor, action="host.remove", target=host.name, reason=reason)
-        _forget_in_broker(host)
-        Host.objects.filter(pk=host.pk).update(redis_password_sha256="", public_key="", last_seen_at=None)
+        if host.steps.exists() or host.specs.exists():
+            # The ledger still names this host, so the row stays; without a password and a key it can't come back unasked.
+            Host.objects.filter(pk=host.pk).update(
+                redis_password_sha256="", public_key="", join_token_sha256="", next_password="", last_seen_at=None
+            )
+        else:
+            host.delete()
         live.changed("host", host.pk)
 
 
@@ -224,6 +252,7 @@ def heard(host: Host, heartbeat: Heartbeat) -> None:
             "reflected_generation",
         ]
     )
+    credentials.settle(host, heartbeat)
     if not was_online:
         live.changed("host", host.pk)
 
@@ -261,9 +290,3 @@ def refuse_forged(host: Host, *, what: str, details: dict[str, Any]) -> None:
 
 def _hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
-
-
-def _with_user(url: str, user: str, password: str) -> str:
-    parts = urlsplit(url)
-    place = f"{parts.hostname}:{parts.port or 6379}"
-    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password)}@{place}"))

@@ -1,13 +1,10 @@
 """Pages of hosts."""
 
-from typing import Any
-
 from django.contrib import messages
 from django.core.paginator import Paginator
 from django.db.models import Count, Prefetch, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods
@@ -16,12 +13,13 @@ from console import env
 from console.access import policies
 from console.access.policies import Action
 from console.common.errors import Refused
-from console.common.forms import ReasonForm, add_refusal
+from console.common.forms import add_refusal
 from console.common.parts import wants_part
-from console.fleet import presentation, services
+from console.fleet import agent_card, joining, presentation, services
 from console.fleet.filters import HostFilter
 from console.fleet.forms import AddHostForm, PortsForm
 from console.fleet.models import Engine, Host
+from console.fleet.upkeep_views import ask
 
 PAGE_SIZE = 50
 GONE = ("stopped", "crashed")
@@ -89,6 +87,7 @@ def host_detail(request: HttpRequest, pk: int) -> HttpResponse:
             crashed=crashed,
         ),
         "warnings": presentation.warnings(host),
+        "agent": agent_card.describe(host),
         "facts": presentation.facts(host),
         "instances": instances,
         "copies": host.copies.exclude(state="removed").select_related("revision__model")[:100],
@@ -129,44 +128,23 @@ def host_token(request: HttpRequest, pk: int) -> HttpResponse:
             _("A machine that runs the new one takes this host's place; engines that run now keep serving."),
         ],
     }
-    return _ask(request, host, context)
+    return ask(request, host, context)
 
 
 def _show_join(request: HttpRequest, host: Host, token: str) -> HttpResponse:
     # Answered directly, not after a redirect: the token is stored hashed only.
-    command = f"slipway host join {env.public_url()} --token {token}"
-    return render(
-        request, "fleet/join_once.html", {"host": host, "command": command, "hours": services.JOIN_TOKEN_HOURS}
-    )
-
-
-@require_http_methods(["GET", "POST"])
-def host_remove(request: HttpRequest, pk: int) -> HttpResponse:
-    """Forget a host, for a reason."""
-    host = policies.get(request.user, Host.objects.all(), Action.ADMINISTER, pk=pk)
-    form = ReasonForm(request.POST or None)
-    if request.method == "POST" and form.is_valid():
-        try:
-            services.remove_host(
-                host, actor=policies.require(request.user, Action.ADMINISTER), reason=form.cleaned_data["reason"]
-            )
-        except Refused as refusal:
-            add_refusal(form, refusal)
-        else:
-            messages.success(request, _("%s is removed.") % host.name)
-            return redirect("host_list")
     context = {
-        "form": form,
-        "title": _("Remove %s") % host.name,
-        "button": _("Remove host"),
-        "danger": True,
-        "consequences": [
-            _("Its agent loses its access at once, and its devices, engines and copies leave these pages."),
-            _("Nothing is deleted on the machine itself."),
-            _("It is refused while instances are ordered there: stop their deployments first."),
-        ],
+        "host": host,
+        "command": joining.command_for_bare_machine(token),
+        "short_command": joining.command_with_slipway(token),
+        "hours": services.JOIN_TOKEN_HOURS,
+        "elsewhere": env.serves_other_machines(),
+        "url": env.hosts_url(),
+        "fingerprint": joining.fingerprint(),
+        "offline": env.environment().wheels_dir is not None,
+        "arrived": False,
     }
-    return _ask(request, host, context)
+    return render(request, "fleet/join_once.html", context)
 
 
 @require_http_methods(["GET", "POST"])
@@ -195,13 +173,12 @@ def host_ports(request: HttpRequest, pk: int) -> HttpResponse:
             _("An instance that starts takes a free port of this range; one that runs keeps the port that it has."),
         ],
     }
-    return _ask(request, host, context)
+    return ask(request, host, context)
 
 
-def _ask(request: HttpRequest, host: Host, context: dict[str, Any]) -> HttpResponse:
-    form = context.get("form")
-    context |= {"back": reverse("host_detail", args=[host.pk]), "back_label": host.name, "action": request.path}
-    status = 400 if form is not None and form.errors else 200
-    return render(
-        request, "common/_dialog.html" if wants_part(request) else "common/confirm.html", context, status=status
-    )
+@require_GET
+def host_arrival(request: HttpRequest, pk: int) -> HttpResponse:
+    """How far a joining host is: a part of the page with its join command."""
+    host = policies.get(request.user, Host.objects.all(), Action.ADMINISTER, pk=pk)
+    arrived = not host.join_token_sha256 and host.is_online
+    return render(request, "fleet/_arrival.html", {"host": host, "arrived": arrived})

@@ -14,10 +14,12 @@ class JobsConfig(AppConfig):
     def ready(self) -> None:
         """Contribute cancelled steps and offered copies to desired states; name the handlers of host jobs."""
         from console.fleet import desired
-        from console.jobs import copy_jobs, copy_sharing, engine_jobs, host_jobs
+        from console.fleet import services as fleet
+        from console.jobs import copy_jobs, copy_sharing, engine_jobs, host_jobs, host_removal
 
         desired.contribute(_cancelled_steps)
         desired.contribute(copy_sharing.offers)
+        fleet.on_removal(host_removal.end_steps)
         host_jobs.register_handlers()
         copy_jobs.register_handlers()
         copy_sharing.register_handlers()

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from console.jobs import copy_to, copy_views, engine_views, model_add
+from console.jobs import agent_views, copy_to, copy_views, engine_views, model_add
 
 urlpatterns = [
     path("engines/", engine_views.engine_list, name="engine_list"),
@@ -14,6 +14,7 @@ urlpatterns = [
     path("engines/<int:pk>/remove/", engine_views.engine_remove, name="engine_remove"),
     path("engines/<int:pk>/clear/", engine_views.engine_clear_cache, name="engine_clear_cache"),
     path("engines/<int:pk>/arguments.json", engine_views.engine_arguments, name="engine_arguments"),
+    path("hosts/<int:pk>/upgrade/", agent_views.host_upgrade, name="host_upgrade"),
     path("models/new/", model_add.model_add, name="model_add"),
     path("copies/<int:pk>/verify/", copy_views.copy_verify, name="copy_verify"),
     path("copies/<int:pk>/to/", copy_to.copy_to, name="copy_to"),

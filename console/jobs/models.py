@@ -51,6 +51,7 @@ STEP_TITLES = {
     StepKind.MAKE_DEMO_MODEL: _("Make demo model"),
     StepKind.DELETE_COPY: _("Delete files"),
     StepKind.SERVE_COPY: _("Open the copy"),
+    StepKind.UPGRADE_AGENT: _("Upgrade agent"),
 }
 
 

@@ -15,7 +15,7 @@ from console.common import live
 from console.common.commits import after_commit
 from console.common.errors import LostRace, Refused
 from console.common.states import move
-from console.fleet import desired
+from console.fleet import desired, intake
 from console.fleet.models import Host
 from console.jobs import dispatch
 from console.jobs.kinds import RunAgain, handler_of
@@ -50,10 +50,11 @@ def create(
 ) -> Job:
     """Write a job with its steps into the ledger and set it going once the transaction has committed.
 
-    A second call with the same `idempotency_key` returns the first one's job.
+    A second call with the same `idempotency_key` returns the first one's job. Refused if the host takes no such work now.
     """
     if idempotency_key and (known := Job.objects.filter(idempotency_key=idempotency_key).first()):
         return known
+    intake.refuse_new_work(host, kind)
     try:
         with transaction.atomic():
             job = Job.objects.create(

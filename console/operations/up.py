@@ -21,12 +21,14 @@ from django.db import connections
 from django.db.migrations.executor import MigrationExecutor
 
 from console import env
-from console.operations import embedded_broker, engines, local_host, ports
+from console.operations import embedded_broker, engines, local_host, ports, tls_front
 from console.operations.supervisor import Program, StartFailed, Supervisor
 
 BROKER_PORT = 6390
 MARK = "SLIPWAY_CONSOLE_PROCESS"
 """Set, to SLIPWAY_HOME, in the environment of every process that `up` starts: they can be found again by it."""
+_HOSTS_KEYS = ("hosts_url", "hosts_web_port", "hosts_redis_url", "hosts_broker_port")
+"""What `runtime.json` says while other machines can reach this console, and must not say otherwise."""
 _UNHEALTHY_AFTER = 6
 _HEALTH_SECONDS = 5.0
 
@@ -103,7 +105,7 @@ class Console:
             self.supervisor.say(f"the console is up: {env.public_url()}")
 
     def _start_broker(self, environment: dict[str, str]) -> None:
-        write_runtime(supervisor_pid=os.getpid())
+        write_runtime(supervisor_pid=os.getpid(), **dict.fromkeys(_HOSTS_KEYS))
         if env.environment().redis_url:
             if not embedded_broker.answers(env.redis_url()):
                 raise OSError("The broker at REDIS_URL does not answer PING. Check its address, user and password.")
@@ -133,6 +135,32 @@ class Console:
             return port
 
         self._despite_others("web", start)
+        if env.environment().hosts_names and not self.supervisor.stopping:
+            self._open_to_other_machines(environment)
+
+    def _open_to_other_machines(self, environment: dict[str, str]) -> None:
+        """Start the TLS front. Its ports are never chosen: hosts know them, and would look for the old ones."""
+        settled = env.environment()
+        broker_port = None if settled.redis_url else settled.slipway_hosts_broker_port
+        for port in filter(None, (settled.slipway_hosts_port, broker_port)):
+            if not ports.is_free("0.0.0.0", port):  # noqa: S104 - other machines are meant
+                raise OSError(
+                    f"Port {port}, at which other machines reach this console, is held by {ports.holder(port)}. "
+                    "End that, or set SLIPWAY_HOSTS_PORT and SLIPWAY_HOSTS_BROKER_PORT."
+                )
+        write_runtime(**tls_front.addresses(settled.slipway_hosts_port, broker_port))
+        self.supervisor.start(tls_front.program(environment))
+        threading.Thread(target=self._renew_certificate, name="certificate", daemon=True).start()
+        self.supervisor.say(f"other machines reach it at {env.hosts_url()}")
+
+    def _renew_certificate(self) -> None:
+        while not self.supervisor.stopping:
+            time.sleep(tls_front.RENEWAL_CHECK_SECONDS)
+            try:
+                if tls_front.renew():
+                    self.supervisor.say("the certificate for other machines was renewed")
+            except OSError as error:
+                self.supervisor.say(f"the certificate for other machines could not be renewed: {error}")
 
     def _despite_others(self, name: str, start: Callable[[], int]) -> None:
         """Start a server again, on another port, when somebody took its port between the look and the start."""
@@ -242,10 +270,11 @@ class Console:
 
 
 def write_runtime(**values: Any) -> None:
-    """Change what `runtime.json` says, in one step."""
+    """Change what `runtime.json` says, in one step; a value of None takes the entry away."""
     path = env.runtime_file()
     draft = path.with_suffix(".new")
-    draft.write_text(json.dumps({**env.runtime(), **values}))
+    known = {**env.runtime(), **values}
+    draft.write_text(json.dumps({name: value for name, value in known.items() if value is not None}))
     draft.replace(path)
 
 

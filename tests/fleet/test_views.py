@@ -2,6 +2,7 @@
 
 import re
 from datetime import timedelta
+from html import unescape
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def test_only_an_admin_adds(admin: User, operator: User, viewer: User, fleet: Fl
         assert reverse(name) not in signed_in(user).get(reverse("host_detail", args=[fleet.host.pk])).content.decode()
 
 
-@pytest.mark.parametrize("name", ["host_remove", "host_token"])
+@pytest.mark.parametrize("name", ["host_remove", "host_token", "host_credentials", "host_upgrade"])
 def test_only_an_admin_removes_or_readmits(admin: User, operator: User, viewer: User, fleet: Fleet, name: str) -> None:
     page = reverse(name, args=[fleet.host.pk])
     assert signed_in(admin).get(page).status_code == 200
@@ -56,7 +57,10 @@ def test_only_an_admin_removes_or_readmits(admin: User, operator: User, viewer: 
 
 def test_hosts_of_another_team_are_invisible(admin: User) -> None:
     stranger = foreign_host()
-    for name in ("host_detail", "host_remove", "host_token"):
+    for name in (
+        "host_detail", "host_remove", "host_token", "host_arrival", "host_pause", "host_resume", "host_drain",
+        "host_credentials", "host_upgrade",
+    ):  # fmt: skip
         assert signed_in(admin).get(reverse(name, args=[stranger.pk])).status_code == 404
     assert "foreign" not in signed_in(admin).get(reverse("host_list")).content.decode()
     form = signed_in(admin).get(reverse("engine_install")).context["form"]
@@ -66,7 +70,7 @@ def test_hosts_of_another_team_are_invisible(admin: User) -> None:
 def test_a_join_command_is_shown_once(admin: User) -> None:
     answer = signed_in(admin).post(reverse("host_add"), {"name": "gpu-01"})
     command = re.search(r"slipway host join \S+ --token (\S+)</code>", answer.content.decode())
-    assert command
+    assert f"--token {command[1]}" in unescape(re.search(r"<code>(python3 -c .*)</code>", answer.content.decode())[1])
     assert "no-store" in answer.headers["Cache-Control"]
     host = Host.objects.get(name="gpu-01")
     assert command[1] not in signed_in(admin).get(reverse("host_detail", args=[host.pk])).content.decode()

@@ -50,7 +50,7 @@ def test_a_host_that_joins_keeps_its_secrets_to_itself(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    assert main(["host", "join", url, "--token", "good"]) == 0
+    assert main(["host", "join", url, "--token", "good", "--no-start"]) == 0
     path = HostConfig.default_path("gpu-07")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     config = HostConfig.load(path)

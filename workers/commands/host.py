@@ -1,8 +1,9 @@
-"""`slipway host`: join a console, run this machine's agent, look at its engines, or end them all."""
+"""`slipway host`: join a console, run or keep this machine's agent, look at its engines, or end them all."""
 
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -19,11 +20,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     join_parser.add_argument("url", help="address of the console")
     join_parser.add_argument("--token", required=True, help="one-time token from “Add host”")
     join_parser.add_argument("--config", type=Path, help="where to write the host's configuration")
-    join_parser.add_argument("--run", action="store_true", help="run the agent right away, in the foreground")
+    join_parser.add_argument(
+        "--ca-sha256", default="", help="SHA-256 of the console's certificate authority, from the same page"
+    )
+    start = join_parser.add_mutually_exclusive_group()
+    start.add_argument("--systemd", action="store_true", help="install and start the agent as a service of systemd")
+    start.add_argument("--run", action="store_true", help="run the agent right away, in the foreground")
+    start.add_argument("--no-start", action="store_true", help="only join, and print how to start the agent")
     run_parser = actions.add_parser("run", help="run the host's agent until SIGTERM; engines outlive it")
+    keep = actions.add_parser("keep", help="run the agent, start it again when it ends, and carry its upgrades out")
     status = actions.add_parser("status", help="show which instances run here")
     stop = actions.add_parser("stop", help="end every instance on this host (the agent must not run)")
-    for action in (run_parser, status, stop):
+    for action in (run_parser, keep, status, stop):
         place = action.add_mutually_exclusive_group()
         place.add_argument("--config", type=Path, help="the host's configuration file")
         place.add_argument("--name", default="local", help="name of the host whose default file is used")
@@ -44,26 +52,55 @@ def run(options: argparse.Namespace) -> int:
         return 2
     if options.action == "run":
         return _run_agent(config, path)
+    if options.action == "keep":
+        return _keep(config, path)
     if options.action == "stop":
         return _stop(config, options.grace_seconds, as_json=options.json)
     return _status(config, as_json=options.json)
 
 
 def _join(options: argparse.Namespace) -> int:
-    from workers.host.joining import JoinError, join, systemd_unit
+    from workers.host.joining import JoinError, join
+    from workers.host.service import ServiceError, trust_this_version
 
     try:
-        config, path = join(options.url, options.token, config=options.config)
+        config, path = join(options.url, options.token, config=options.config, ca_sha256=options.ca_sha256)
     except JoinError as error:
         print(f"slipway host: {error}", file=sys.stderr)
         return 1
     print(f"host {config.name} has joined {config.console_url}; its configuration is {path}", flush=True)
+    trust_this_version(path)
     if options.run:
         return _run_agent(config, path)
-    program = Path(sys.argv[0]).absolute()
-    print(f"\nStart its agent:\n  {program} host run --config {path}\n\nor as a service, with this unit:\n")
-    print(systemd_unit(path, str(program)))
+    try:
+        _start(options, config, path)
+    except (ServiceError, OSError) as error:
+        print(f"slipway host: the host has joined, but its agent was not started: {error}", file=sys.stderr)
+        return 1
     return 0
+
+
+def _start(options: argparse.Namespace, config: HostConfig, path: Path) -> None:
+    """Start the agent as asked for, and say how it is started otherwise."""
+    from workers.host.keeper import current_link
+    from workers.host.service import install_unit, start_detached, systemd_unit, unit_path
+
+    if options.systemd:
+        print(f"its agent runs as a service: {install_unit(config, path)}")
+        return
+    if not options.no_start:
+        print(f"its agent runs: process {start_detached(config, path)}, log {config.state_dir / 'agent.log'}")
+    command = f"{current_link(path) / 'bin' / 'python'} -P -m workers.cli host keep --config {path}"
+    print(f"\nIt is started by:\n  {command}\n\nor at every boot, with this unit in {unit_path(config.name)}:\n")
+    print(systemd_unit(config.name, path))
+
+
+def _keep(config: HostConfig, path: Path) -> int:
+    from workers.host.keeper import Keeper
+    from workers.host.logging_setup import set_up_logging
+
+    set_up_logging("keeper")
+    return Keeper(path, config.state_dir).run()
 
 
 def _run_agent(config: HostConfig, path: Path) -> int:
@@ -73,14 +110,19 @@ def _run_agent(config: HostConfig, path: Path) -> int:
 
     set_up_logging("agent")
 
-    async def supervise() -> None:
-        await Agent(config, path).run()
+    async def supervise() -> bool:
+        agent = Agent(config, path)
+        await agent.run()
+        return agent.starts_anew
 
     try:
-        asyncio.run(supervise())
+        anew = asyncio.run(supervise())
     except AlreadyRunningError as error:
         print(f"slipway host: {error}", file=sys.stderr)
         return 1
+    if anew:
+        words = [sys.executable, "-P", "-m", "workers.cli", "host", "run", "--config", str(path.absolute())]
+        os.execv(sys.executable, words)  # noqa: S606 - an argv list, no shell
     return 0
 
 

@@ -18,12 +18,12 @@ class AttemptReports:
     """What was told lies in the attempts' directories, so an agent that was killed tells nothing twice."""
 
     def __init__(
-        self, files: InstanceFiles, report: Callable[[Body], object], logs: LogSender, private_key: str
+        self, files: InstanceFiles, report: Callable[[Body], object], logs: LogSender, private_keys: tuple[str, ...]
     ) -> None:
         self._files = files
         self._report = report
         self._logs = logs
-        self._private_key = private_key
+        self._private_keys = private_keys
         self._ending: asyncio.Task[None] | None = None
         self._next_attempt: int | None = None
         self._told_at: int | None = None
@@ -127,7 +127,7 @@ class AttemptReports:
     def _secrets(self) -> list[bytes]:
         order = self._files.order()
         try:
-            opened = open_secrets(order, self._private_key) if order else {}
+            opened = open_secrets(order, self._private_keys) if order else {}
         except StepFailedError:
             return []
         return [secret.encode() for secret in opened.values() if len(secret) >= _SHORTEST_SECRET]

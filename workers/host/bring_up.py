@@ -44,7 +44,7 @@ class Target:
 
     files: InstanceFiles
     start: int
-    private_key: str
+    private_keys: tuple[str, ...]
 
     def order(self) -> InstanceOrder:
         """The order that runs. Raises `StepFailedError` if this start was never launched here."""
@@ -87,7 +87,7 @@ class Target:
     def client(self) -> EngineClient:
         """A client with the instance's own key."""
         order = self.order()
-        return EngineClient(order.port, open_secrets(order, self.private_key).get(API_KEY, ""))
+        return EngineClient(order.port, open_secrets(order, self.private_keys).get(API_KEY, ""))
 
 
 def wait_until_listening(target: Target, progress: Progress) -> ListeningResult:

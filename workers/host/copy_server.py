@@ -25,7 +25,7 @@ from workers.host.logging_setup import set_up_logging
 from workers.host.offer_files import OfferFiles, Opened
 from workers.host.processes import die_with_parent
 from workers.host_config import HostConfig
-from workers.sealing import SealingError, unseal
+from workers.sealing import SealingError, unseal_any
 from workers.step_payloads import ManifestFile
 
 logger = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ def open_server(config: HostConfig, offer: CopyOffer, taken: set[int]) -> CopySe
     """
     files = OfferFiles(config.state_dir, offer.number)
     address, given = files.read()
-    token = unseal(config.private_key, offer.sealed_token)
+    token = unseal_any(config.private_keys, offer.sealed_token)
     root = config.models_dir / Path(offer.model_path).expanduser()
     before = files.opened
     first, last = config.port_range

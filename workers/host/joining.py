@@ -1,11 +1,13 @@
 """Joining a console: a key pair for this host, its broker user, and the file that holds them."""
 
+import ssl
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
 
+from workers.host.bootstrap import BootstrapError, pinned_authority
 from workers.host_config import HostConfig
 from workers.sealing import generate_key_pair
 
@@ -16,10 +18,11 @@ class JoinError(Exception):
     """The console did not let this host in; the message says why and what to do."""
 
 
-def join(console_url: str, token: str, *, config: Path | None = None) -> tuple[HostConfig, Path]:
+def join(console_url: str, token: str, *, config: Path | None = None, ca_sha256: str = "") -> tuple[HostConfig, Path]:
     """Spend the one-time `token` and write the host's configuration (mode 0600); returns it with its path.
 
-    An existing file is left alone: JoinError says so before the token is spent.
+    `ca_sha256` pins the console's certificate authority; without it, an https address must have a certificate that this
+    machine trusts. An existing file is left alone: JoinError says so before the token is spent.
     """
     url = console_url.rstrip("/")
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
@@ -27,7 +30,7 @@ def join(console_url: str, token: str, *, config: Path | None = None) -> tuple[H
     if config is not None and config.exists():
         raise JoinError(f"{config} exists already. Move it away, or name another file with --config.")
     private, public = generate_key_pair()
-    credentials = _ask(url, token, public)
+    credentials = _ask(url, token, public, _pinned(url, ca_sha256))
     name = str(credentials["host"])
     path = config or HostConfig.default_path(name)
     if path.exists():
@@ -36,7 +39,9 @@ def join(console_url: str, token: str, *, config: Path | None = None) -> tuple[H
     joined = HostConfig(
         name=name,
         redis_url=credentials["redis_url"],
+        broker_ca=credentials.get("broker_ca", ""),
         console_url=credentials["console_url"],
+        console_ca=credentials.get("console_ca", ""),
         private_key=private,
         state_dir=HostConfig.default_state_dir(name),
         port_range=(first, last),
@@ -45,37 +50,38 @@ def join(console_url: str, token: str, *, config: Path | None = None) -> tuple[H
     return joined, path
 
 
-def _ask(url: str, token: str, public_key: str) -> dict[str, Any]:
+def _pinned(url: str, ca_sha256: str) -> str:
+    """The console's certificate authority (PEM), or nothing where none is pinned."""
+    if not ca_sha256:
+        return ""
+    if not url.startswith("https://"):
+        raise JoinError(f"--ca-sha256 is for an https address, and {url} is none")
+    try:
+        return pinned_authority(url, ca_sha256)
+    except BootstrapError as error:
+        raise JoinError(str(error)) from error
+
+
+def trust(authority: str) -> ssl.SSLContext:
+    """Whom a connection to the console believes: the pinned authority alone, or this machine's own list."""
+    return ssl.create_default_context(cadata=authority or None)
+
+
+def _ask(url: str, token: str, public_key: str, authority: str) -> dict[str, Any]:
     try:
         answer = httpx2.post(
-            f"{url}/api/hosts/join", json={"token": token, "public_key": public_key}, timeout=_TIMEOUT_SECONDS
+            f"{url}/api/hosts/join",
+            json={"token": token, "public_key": public_key},
+            timeout=_TIMEOUT_SECONDS,
+            verify=trust(authority),
         )
         content = answer.json()
     except (httpx2.HTTPError, ValueError) as error:
         raise JoinError(
             f"the console at {url} did not answer as one ({error}). Check the address and whether it can be reached from here."
         ) from error
-    if answer.status_code != httpx2.codes.OK:
-        raise JoinError(str(content.get("error", f"the console answered {answer.status_code}")))
     if not isinstance(content, dict):
         raise JoinError(f"{url} does not answer like a Slipway console")
+    if answer.status_code != httpx2.codes.OK:
+        raise JoinError(str(content.get("error", f"the console answered {answer.status_code}")))
     return content
-
-
-def systemd_unit(path: Path, program: str) -> str:
-    """A unit for the agent. KillMode=process: stopping or upgrading the agent leaves engines serving."""
-    return f"""\
-[Unit]
-Description=Slipway host agent
-After=network-online.target
-Wants=network-online.target
-
-[Service]
-ExecStart={program} host run --config {path}
-Restart=always
-RestartSec=2
-KillMode=process
-
-[Install]
-WantedBy=multi-user.target
-"""

@@ -12,7 +12,7 @@ from workers.host.compile_caches import cache_environment
 from workers.host.engines import Engine
 from workers.host.failures import StepFailedError
 from workers.host.processes import OWNER_VARIABLE
-from workers.sealing import SealingError, unseal
+from workers.sealing import SealingError, unseal_any
 from workers.vllm.own_options import ALLOWED_PREFIXES, OWN_OPTIONS, forbidden_variable, own_options
 
 LISTEN_ADDRESS = "127.0.0.1"
@@ -42,7 +42,12 @@ class Launch:
 
 
 def prepare_launch(
-    order: InstanceOrder, engine: Engine, private_key: str, inherited: Mapping[str, str], *, state_dir: Path
+    order: InstanceOrder,
+    engine: Engine,
+    private_keys: tuple[str, ...],
+    inherited: Mapping[str, str],
+    *,
+    state_dir: Path,
 ) -> Launch:
     """Build command line and environment of `order`. Raises `StepFailedError` for what must not be started."""
     check_arguments(order.arguments)
@@ -53,7 +58,7 @@ def prepare_launch(
             f"there is no model directory {order.model_path} on this host",
             next_step="Choose a model that lies on this host, or copy it there first.",
         )
-    secrets = open_secrets(order, private_key)
+    secrets = open_secrets(order, private_keys)
     environment = _environment(order, engine, inherited, state_dir)
     shown = {name: value for name, value in environment.items() if inherited.get(name) != value}
     spec = {
@@ -130,10 +135,10 @@ def check_environment(environment: Mapping[str, str]) -> None:
             )
 
 
-def open_secrets(order: InstanceOrder, private_key: str) -> dict[str, str]:
+def open_secrets(order: InstanceOrder, private_keys: tuple[str, ...]) -> dict[str, str]:
     """Decrypt the order's sealed variables. Raises `StepFailedError` (`secret.unreadable`)."""
     try:
-        return {name: unseal(private_key, sealed) for name, sealed in order.sealed_environment.items()}
+        return {name: unseal_any(private_keys, sealed) for name, sealed in order.sealed_environment.items()}
     except SealingError as error:
         raise StepFailedError(
             "secret.unreadable",

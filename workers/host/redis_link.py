@@ -6,11 +6,14 @@ Each lane has a connection of its own, so that megabytes of log never delay a re
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+
+from workers.app import tls_options
 
 logger = logging.getLogger(__name__)
 
@@ -21,10 +24,19 @@ _LONGEST_PAUSE_SECONDS = 5.0
 _CANCEL_AGAIN_SECONDS = 0.2
 
 
-def connect(redis_url: str) -> Client:
+@dataclass(frozen=True)
+class Address:
+    """Where the broker is, with credentials, and the certificate authority (PEM) that is believed for it, if one is."""
+
+    url: str
+    authority: str = ""
+
+
+def connect(address: Address) -> Client:
     """Return a client that fails quickly instead of retrying by itself: the lane decides what to do."""
     return redis.asyncio.from_url(
-        redis_url,
+        address.url,
+        **tls_options(address.url, address.authority),
         socket_timeout=_TIMEOUT_SECONDS,
         socket_connect_timeout=_TIMEOUT_SECONDS,
         health_check_interval=10,
@@ -34,13 +46,13 @@ def connect(redis_url: str) -> Client:
     )
 
 
-async def keep_connected(name: str, redis_url: str, session: Callable[[Client], Awaitable[None]]) -> None:
+async def keep_connected(name: str, address: Address, session: Callable[[Client], Awaitable[None]]) -> None:
     """Run `session` with a fresh client, again and again; it ends by raising when the broker is gone."""
     pause = 0.1
     silent = False
     loop = asyncio.get_running_loop()
     while True:
-        client = connect(redis_url)
+        client = connect(address)
         began = loop.time()
         try:
             await session(client)

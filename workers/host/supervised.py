@@ -79,7 +79,7 @@ class SupervisedInstance:
         self._host = host
         self._state_changed_at = -1
         self._work: asyncio.Task[None] | None = None
-        self._attempts = AttemptReports(files, host.report, host.logs, host.config.private_key)
+        self._attempts = AttemptReports(files, host.report, host.logs, host.config.private_keys)
         self._health: Health | None = None
         self._health_task: asyncio.Task[None] | None = None
         self._bring_up: OwnBringUp | None = None
@@ -149,7 +149,7 @@ class SupervisedInstance:
         config = self._host.config
         try:
             engine = find_engine(config.engines_dir, order.engine)
-            launch = prepare_launch(order, engine, config.private_key, os.environ, state_dir=config.state_dir)
+            launch = prepare_launch(order, engine, config.private_keys, os.environ, state_dir=config.state_dir)
             if not ports.is_free(order.port):
                 raise StepFailedError.of(ports.in_use(order.port))
             self.files.write_order(order, launch.spec)
@@ -190,7 +190,7 @@ class SupervisedInstance:
         try:
             if order is not None:
                 engine = find_engine(config.engines_dir, order.engine)
-                return prepare_launch(order, engine, config.private_key, os.environ, state_dir=config.state_dir)
+                return prepare_launch(order, engine, config.private_keys, os.environ, state_dir=config.state_dir)
         except StepFailedError as error:
             logger.warning("instance %s: it runs, but could not be restarted: %s", self.files.instance, error)
         return Launch(spec={}, environment={"PATH": os.environ.get("PATH", os.defpath)})
@@ -328,7 +328,7 @@ class SupervisedInstance:
         if watched or order is None or health is None or self.files.ready_attempt() != state.attempt:
             return
         try:
-            key = open_secrets(order, self._host.config.private_key).get(API_KEY, "")
+            key = open_secrets(order, self._host.config.private_keys).get(API_KEY, "")
             python = find_engine(self._host.config.engines_dir, order.engine).python
         except StepFailedError:
             key, python = "", ""  # it runs, and can be watched without a token
@@ -355,6 +355,6 @@ class SupervisedInstance:
         if self._bring_up is None or self._bring_up.attempt != state.attempt:
             if self._bring_up is not None:
                 self._bring_up.abandon()
-            target = Target(self.files, state.start, self._host.config.private_key)
+            target = Target(self.files, state.start, self._host.config.private_keys)
             self._bring_up = OwnBringUp(target, state.attempt, order.start_deadline_seconds, self._host.driver)
         self._bring_up.go_on(self._host.threads)

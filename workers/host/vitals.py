@@ -25,11 +25,11 @@ _UUID_LENGTH = 80
 
 
 def agent_version() -> str:
-    """Version of Slipway that this agent is."""
-    try:
-        return importlib.metadata.version("slipway")
-    except importlib.metadata.PackageNotFoundError:
-        return "unpackaged"
+    """Version of Slipway that this agent is: of the agent's own wheel, or of the console that it came with."""
+    for distribution in ("slipway-host", "slipway"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(distribution)
+    return "unpackaged"
 
 
 def stored_facts(config: HostConfig) -> tuple[HostFacts, GpuReading] | None:

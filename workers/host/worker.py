@@ -88,7 +88,7 @@ def main() -> None:
     # Whoever runs the agent as root was told so when it was set up; JSON is the only content that is accepted.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     config = HostConfig.load(options.config)
-    app = host_app(config.name, config.redis_url)
+    app = host_app(config.name, config.redis_url, config.broker_ca)
     step_worker = StepWorker(config)
     app.task(name=RUN_STEP)(step_worker.handle)
     _load_steps()

@@ -10,7 +10,7 @@ from pathlib import Path
 from workers.contracts import MOST_FILES, FileProgress
 from workers.host.failures import StepFailedError
 from workers.host.step_context import FilesProgress, StepContext
-from workers.sealing import SealingError, unseal
+from workers.sealing import SealingError, unseal_any
 from workers.step_payloads import DownloadPayload as Payload
 from workers.step_payloads import DownloadResult
 from workers.weights.download import Downloader
@@ -134,7 +134,7 @@ def _token(context: StepContext) -> str:
     if not sealed:
         return ""
     try:
-        return unseal(context.config.private_key, sealed)
+        return unseal_any(context.config.private_keys, sealed)
     except SealingError as error:
         raise StepFailedError(
             "secret.unreadable",

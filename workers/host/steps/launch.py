@@ -28,7 +28,7 @@ def run(context: StepContext, payload: Payload) -> LaunchResult:
             attempt = files.attempt(state.attempt)
             if attempt is not None and attempt.start == payload.start:
                 if not state.unfinished:
-                    target = Target(files, payload.start, context.config.private_key)
+                    target = Target(files, payload.start, context.config.private_keys)
                     raise StepFailedError.of(target.why_ended(state))
                 return LaunchResult(attempt=attempt.number, pid=attempt.pid, argv=attempt.argv)
         waiting_for = "the previous process to end" if state is not None and state.unfinished else "the process"

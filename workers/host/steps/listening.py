@@ -12,4 +12,4 @@ __all__ = ["Payload", "run"]
 def run(context: StepContext, payload: Payload) -> ListeningResult:
     """Return port and seconds since the spawn."""
     files = InstanceFiles.of(context.config.state_dir, payload.instance)
-    return wait_until_listening(Target(files, payload.start, context.config.private_key), context)
+    return wait_until_listening(Target(files, payload.start, context.config.private_keys), context)

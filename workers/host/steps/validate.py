@@ -14,4 +14,4 @@ __all__ = ["Payload", "run"]
 def run(context: StepContext, payload: Payload) -> ValidateResult:
     """Return a row for each check; fail with what is wrong, and with the rows so far."""
     files = InstanceFiles.of(context.config.state_dir, payload.instance)
-    return validate(Target(files, payload.start, context.config.private_key), context, CHECKS, "full")
+    return validate(Target(files, payload.start, context.config.private_keys), context, CHECKS, "full")

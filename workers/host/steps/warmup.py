@@ -13,4 +13,4 @@ __all__ = ["Payload", "run"]
 def run(context: StepContext, payload: Payload) -> WarmupResult:
     """Return how fast it was; afterwards the instance is ready."""
     files = InstanceFiles.of(context.config.state_dir, payload.instance)
-    return warm_up(Target(files, payload.start, context.config.private_key), context)
+    return warm_up(Target(files, payload.start, context.config.private_keys), context)

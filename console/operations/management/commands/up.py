@@ -1,7 +1,9 @@
+import os
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from console import env
 from console.operations.embedded_broker import NoBroker
 from console.operations.supervisor import StartFailed
 from console.operations.up import AlreadyRunning, Console
@@ -13,8 +15,17 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--no-host", action="store_true", help="Don't make this machine a host.")
+        parser.add_argument(
+            "--hosts",
+            metavar="ADDRESS",
+            help="Let other machines join, by TLS: the address or name of this machine for them (SLIPWAY_HOSTS_ADDRESS).",
+        )
 
-    def handle(self, *_args: Any, no_host: bool, **_options: Any) -> None:
+    def handle(self, *_args: Any, no_host: bool, hosts: str | None, **_options: Any) -> None:
+        if hosts:
+            os.environ["SLIPWAY_HOSTS_ADDRESS"] = hosts
+            env.environment.cache_clear()
+            env.environment()
         try:
             console = Console(with_host=not no_host)
         except AlreadyRunning as error:

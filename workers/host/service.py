@@ -1,0 +1,117 @@
+"""How the agent is started for good: as a service of systemd, or detached where there is none."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from workers.host.files import read_json
+from workers.host.keeper import current_link, point_current
+from workers.host.processes import facts_of
+from workers.host_config import HostConfig, slipway_home
+
+_START_SECONDS = 20.0
+
+
+class ServiceError(Exception):
+    """The service could not be installed; the message says why and what to do."""
+
+
+def trust_this_version(config_path: Path) -> None:
+    """Make the environment that runs now the one that the service starts."""
+    point_current(config_path, Path(sys.prefix))
+
+
+def unit_name(name: str) -> str:
+    """Name of the host's unit."""
+    return f"slipway-host-{name}.service"
+
+
+def unit_path(name: str) -> Path:
+    """Where the unit belongs: the system's units for root, the person's own otherwise."""
+    if os.geteuid() == 0:
+        return Path("/etc/systemd/system") / unit_name(name)
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return base / "systemd" / "user" / unit_name(name)
+
+
+def systemd_unit(name: str, config_path: Path) -> str:
+    """A unit for the host's agent. KillMode=process: stopping or upgrading the agent leaves engines serving."""
+    target = "multi-user.target" if os.geteuid() == 0 else "default.target"
+    program = [str(current_link(config_path) / "bin" / "python"), "-P", "-m", "workers.cli", "host", "keep"]
+    command = " ".join(_quoted(word) for word in [*program, "--config", str(config_path)])
+    return f"""\
+[Unit]
+Description=Slipway host agent of {name}
+After=network-online.target
+Wants=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+Environment={_quoted(f"SLIPWAY_HOME={slipway_home()}")}
+ExecStart={command}
+Restart=always
+RestartSec=2
+KillMode=process
+TimeoutStopSec=30
+LimitNOFILE=1048576
+
+[Install]
+WantedBy={target}
+"""
+
+
+def install_unit(config: HostConfig, config_path: Path) -> Path:
+    """Write the unit, start it now and at every boot; returns the unit's path. Raises ServiceError."""
+    program = shutil.which("systemctl")
+    if program is None or not Path("/run/systemd/system").is_dir():
+        raise ServiceError(
+            "systemd does not run here. Leave --systemd out, or start the agent by what runs services here."
+        )
+    path = unit_path(config.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(systemd_unit(config.name, config_path))
+    scope = [] if os.geteuid() == 0 else ["--user"]
+    for words in (["daemon-reload"], ["enable", path.name], ["restart", path.name]):
+        _run([program, *scope, *words])
+    if scope and (linger := shutil.which("loginctl")):
+        # Without it, the person's services end with their last session, and don't start at boot.
+        _run([linger, "enable-linger"])
+    return path
+
+
+def start_detached(config: HostConfig, config_path: Path) -> int:
+    """Start the keeper in a session of its own and return the agent's pid. It doesn't come back after a reboot."""
+    log = config.state_dir / "agent.log"
+    config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with log.open("ab") as output:
+        keeper = subprocess.Popen(
+            [sys.executable, "-P", "-m", "workers.cli", "host", "keep", "--config", str(config_path)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+        )
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end and keeper.poll() is None:
+        # The lock's file names its holder; trying the lock itself could make the new agent believe that it is taken.
+        pid = (read_json(config.state_dir / "agent.lock") or {}).get("pid")
+        if isinstance(pid, int) and (facts := facts_of(pid)) is not None and facts.parent == keeper.pid:
+            return pid
+        time.sleep(0.1)
+    raise ServiceError(f"the agent did not start within {_START_SECONDS:.0f} s; its log is {log}")
+
+
+def _run(argv: list[str]) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0:
+        raise ServiceError(f"{' '.join(argv)} ended with code {done.returncode}: {done.stderr.strip()}")
+
+
+def _quoted(word: str) -> str:
+    """A word as systemd reads it: quoted where it has to be, with its own specifiers taken literally."""
+    plain = word.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{plain}"' if any(sign in word for sign in " \"\\'") else plain
