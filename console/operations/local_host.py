@@ -75,20 +75,18 @@ def _at_broker(redis_url: str) -> str:
 def _write(name: str, private_key: str, redis_url: str, ports: tuple[int, int]) -> None:
     home = env.environment().slipway_home
     known = _stored(name)
-    config = HostConfig(
-        name=name,
-        redis_url=redis_url,
-        console_url=env.public_url(),
-        private_key=private_key,
-        state_dir=directory(name) / "state",
-        engines_dir=home / "engines",
-        models_dir=home / "models",
-        port_range=ports,
-        # What people wrote into a machine's own file stays as they wrote it.
-        advertised_address=known.advertised_address if known else "",
-        driver=known.driver if known else "shim",
-        trusted_roots=known.trusted_roots if known else default_trusted_roots(),
-    )
+    settled = {
+        "name": name,
+        "redis_url": redis_url,
+        "console_url": env.public_url(),
+        "private_key": private_key,
+        "state_dir": directory(name) / "state",
+        "engines_dir": home / "engines",
+        "models_dir": home / "models",
+        "port_range": ports,
+    }
+    # What people have set and what a rotation of credentials has left stays.
+    config = known.model_copy(update=settled) if known else HostConfig.model_validate(settled | {"trusted_roots": default_trusted_roots()})
     if config != known:
         config.save(config_path(name))
 

@@ -4,6 +4,7 @@ import importlib.metadata
 import platform
 import shutil
 import socket
+from contextlib import suppress
 from typing import Any
 
 import psutil
