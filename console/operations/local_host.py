@@ -9,7 +9,7 @@ from console.common import broker
 from console.fleet import broker_users
 from console.fleet import services as fleet
 from console.fleet.models import Host
-from workers.host_config import HostConfig, HostConfigError, default_trusted_roots
+from workers.host_config import HostConfig, HostConfigError
 from workers.sealing import SealingError, generate_key_pair, public_key_of
 
 NAME = "local"
@@ -86,7 +86,7 @@ def _write(name: str, private_key: str, redis_url: str, ports: tuple[int, int]) 
         "port_range": ports,
     }
     # What people have set and what a rotation of credentials has left stays.
-    config = known.model_copy(update=settled) if known else HostConfig.model_validate(settled | {"trusted_roots": default_trusted_roots()})
+    config = known.model_copy(update=settled) if known else HostConfig.model_validate(settled)
     if config != known:
         config.save(config_path(name))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.conftest import Broker, Console, HostUnderTest, make_host, wait_for
+from tests.host.conftest import PATIENCE, Broker, Console, HostUnderTest, make_host, wait_for
 from workers.contracts import StepKind
 from workers.host.processes import all_processes, descendants_of
 
@@ -62,7 +62,7 @@ def test_a_second_agent_refuses_to_start_and_names_the_first(host: HostUnderTest
     first = host.start_agent()
     wait_for(console.heartbeats, what="a heartbeat")
     second = host.start_agent()
-    assert second.wait(10) == 1
+    assert second.wait(PATIENCE) == 1
     assert f"process {first.pid} holds" in host.log.read_text()
     assert first.poll() is None
 
