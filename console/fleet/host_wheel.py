@@ -18,7 +18,7 @@ from pathlib import Path
 import workers
 from console import env
 
-NEEDED = ("celery", "httpx2", "nvidia-ml-py", "psutil", "pydantic", "pynacl", "pyyaml", "redis")
+NEEDED = ("celery", "httpx2", "nvidia-ml-py", "packaging", "psutil", "pydantic", "pynacl", "pyyaml", "redis")
 """Distributions that `workers` imports (a test compares); their versions are those of the console's own requirements."""
 
 SUFFIXES = (".py", ".json", ".lua", ".cfg")

@@ -14,7 +14,7 @@ from workers.contracts import CONTRACT
 OLDEST_CONTRACT = CONTRACT - 1
 """The console speaks its own contract and the one before."""
 
-UPKEEP = frozenset({"stop", "verify", "delete_copy", "remove_engine", "upgrade_agent"})
+UPKEEP = frozenset({"stop", "verify", "delete_copy", "check_engine", "remove_engine", "clear_cache", "upgrade_agent"})
 """Kinds of jobs that bring nothing new onto a host: never refused because it is paused or drained."""
 
 _ALWAYS = frozenset({"stop", "upgrade_agent"})

@@ -10,12 +10,15 @@ from console.deployments import services as deployments
 from console.deployments.models import Deployment, Instance
 from console.fleet import intake, services
 from console.fleet.models import Host
-from console.jobs import host_jobs
+from console.jobs import engine_jobs
+from console.jobs.engine_jobs import EngineWish
 from console.jobs.models import Job
 from tests.factories import Fleet
 from workers.contracts import CONTRACT
 
 pytestmark = pytest.mark.django_db
+
+WISH = EngineWish(distribution="vllm", version="0.32.0")
 
 
 def signed_in(user: User) -> Client:
@@ -46,7 +49,7 @@ def test_a_paused_host_refuses_deploys_and_installs_by_name(fleet: Fleet, admin:
         fleet.deploy(admin)
     assert not Deployment.objects.exists()
     with pytest.raises(Refused, match="paused"):
-        host_jobs.install_engine(reread(fleet.host), distribution="vllm", version="0.32.0", actor=admin)
+        engine_jobs.install(reread(fleet.host), WISH, actor=admin)
     assert not Job.objects.exists()
 
 
@@ -114,7 +117,7 @@ def test_a_host_with_instances_is_removed_by_force_only_and_nobody_waits_for_it_
     fleet: Fleet, admin: User
 ) -> None:
     instance = serving(fleet, admin)
-    waiting = host_jobs.install_engine(reread(fleet.host), distribution="vllm", version="0.32.0", actor=admin)
+    waiting = engine_jobs.install(reread(fleet.host), WISH, actor=admin)
     page = reverse("host_remove", args=[fleet.host.pk])
     assert "1 instance runs there" in signed_in(admin).get(page).content.decode()
     refused = signed_in(admin).post(page, {"reason": "burnt down"})
