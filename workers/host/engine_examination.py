@@ -87,10 +87,15 @@ class Examiner:
         )
 
 
-def examine(context: StepContext, engine: Engine, schema_file: Path) -> Engine:
-    """`engine` with everything that it says of itself now; the caller registers it."""
+def examine(
+    context: StepContext, engine: Engine, schema_file: Path, *, facts: Mapping[str, Any] | None = None
+) -> Engine:
+    """`engine` with everything that it says of itself now; the caller registers it.
+
+    `facts`: what its self-test has just said, if it need not be asked again.
+    """
     examiner = Examiner(context, Path(engine.python), engine.environment)
-    facts = examiner.self_test()
+    facts = facts or examiner.self_test()
     schema = examiner.write_schema(schema_file)
     written = schema_file if schema["schema_sha256"] else None
     return examined(engine, facts, written, {**schema, "tested_at": time.time()})

@@ -69,7 +69,7 @@ class Pip:
     def _note(self, line: str) -> None:
         if not line.startswith(_SHOWN_WORDS):
             return
-        self._doing = line[:120]
+        self._doing = "pip to end" if line.startswith("Successfully") else line[:120]
         self._packages += line.startswith("Collecting ")
         if line.startswith(("Downloading ", "Using cached ")) and (size := _SIZE.search(line)):
             self._announced += float(size["amount"]) * _UNITS[size["unit"]]

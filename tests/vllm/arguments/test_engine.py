@@ -1,10 +1,9 @@
-"""Against a real engine: its own parser takes what we write and refuses what we call an error.
+"""Against real engines: their own parsers take what we write and refuse what we call an error.
 
-SLIPWAY_TEST_ENGINE_PYTHON names the Python of a virtual environment with vLLM; the schema is dumped from it first.
+`tests.engine.pythons` says where their Pythons come from; each schema is dumped first.
 """
 
 import json
-import os
 import shlex
 import subprocess
 from dataclasses import dataclass
@@ -13,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.engine import pythons
 from tests.vllm.arguments.samples import round_trippable, samples
 from tests.vllm.arguments.test_check import GUIDES, LIBERTIES
 from workers.vllm import dump_arguments
 from workers.vllm.arguments import (
+    Argument,
     ArgumentSchema,
     argv_from_values,
     check_arguments,
@@ -25,19 +26,16 @@ from workers.vllm.arguments import (
     schema_from_dump,
 )
 
-PYTHON = os.environ.get("SLIPWAY_TEST_ENGINE_PYTHON", "")
 TOOL = Path(dump_arguments.__file__)
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(not PYTHON, reason="SLIPWAY_TEST_ENGINE_PYTHON names no engine's Python"),
-]
+pytestmark = pytest.mark.live
 
 
 @dataclass(frozen=True)
 class Engine:
     """A real engine: the schema it prints, and a parser to ask."""
 
+    python: str
     schema: ArgumentSchema
 
     def parse(self, lines: list[list[str]]) -> list[dict[str, Any]]:
@@ -45,7 +43,7 @@ class Engine:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         script = Path(__file__).with_name("engine_parser.py")
         done = subprocess.run(
-            [PYTHON, str(script), str(TOOL)], input=text, capture_output=True, text=True, timeout=500, check=False
+            [self.python, str(script), str(TOOL)], input=text, capture_output=True, text=True, timeout=500, check=False
         )
         assert done.returncode == 0, done.stderr[-2000:]
         answers: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
@@ -53,19 +51,26 @@ class Engine:
         return answers
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    done = subprocess.run([PYTHON, str(TOOL)], capture_output=True, text=True, timeout=500, check=False)
+@pytest.fixture(scope="module", params=pythons())
+def engine(request: pytest.FixtureRequest) -> Engine:
+    done = subprocess.run([request.param, str(TOOL)], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    return Engine(schema_from_dump(json.loads(done.stdout)))
+    return Engine(request.param, schema_from_dump(json.loads(done.stdout)))
+
+
+def known(argument: Argument) -> tuple[Any, ...]:
+    """What checks and forms go by."""
+    return argument.flags, argument.kind, argument.type, argument.nargs, argument.nullable, argument.choices
 
 
 def test_the_shipped_schema_is_the_engines_own(engine: Engine) -> None:
     shipped = schema_for(engine.schema.version)
     if shipped.between is not None:
         pytest.skip(f"vLLM {engine.schema.version} is not among the shipped versions")
-    assert [argument.flag for argument in shipped.arguments] == [argument.flag for argument in engine.schema.arguments]
-    assert all(argument.help for argument in engine.schema.arguments)
+    assert [known(argument) for argument in shipped.arguments] == [known(one) for one in engine.schema.arguments]
+    # vLLM 0.20 itself has no help text for what its frontend's arguments inherit (21 of 239).
+    helped = sum(bool(argument.help) for argument in engine.schema.arguments)
+    assert helped > 0.9 * len(engine.schema.arguments)
 
 
 def test_the_engine_takes_every_argument_that_a_form_writes(engine: Engine) -> None:

