@@ -231,3 +231,12 @@ def test_a_findings_message_is_reported_once():
     for _ in range(3):
         findings.add("weights.truncated", "a", "is short", "fetch it")
     assert len(findings.sorted()) == 1
+
+
+def test_a_key_that_stands_twice_in_the_configuration_is_noted(tmp_path):
+    folder = build.make_model(tmp_path, "llama")
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text[:-1] + ', "model_type": "llama"}')
+    found = [item for item in verify_directory(folder).findings if item.code == "config.duplicate_keys"]
+    assert [(item.severity, item.file) for item in found] == [("warning", "config.json")]
+    assert "model_type" in found[0].message

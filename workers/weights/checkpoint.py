@@ -26,6 +26,7 @@ from workers.weights.settings import (
     check_token_ids,
     check_tokenizer_code,
     parse_object,
+    repeated_keys,
 )
 from workers.weights.shards import read_weights
 from workers.weights.tensors import TensorCheck, Weights, check_plain_types
@@ -122,12 +123,21 @@ class Checkpoint:
             self._report_no_config(name)
             return None
         try:
-            return parse_object(content)
+            config = parse_object(content)
         except ValueError as error:
             pointer = is_lfs_pointer(content)
             reason = "it is a Git LFS pointer" if pointer else printable(str(error))
             self._findings.add("config.invalid_json", name, f"{name} can't be read: {reason}.", _FIX_FETCH)
             return None
+        self._note_repeated(name, content)
+        return config
+
+    def _note_repeated(self, name: str, content: bytes) -> None:
+        if repeated := repeated_keys(content):
+            message = (
+                f"{name} has keys twice: {listed(repeated)}. The last one counts here; other readers take the first."
+            )
+            self._findings.add("config.duplicate_keys", name, message, _FIX_FETCH)
 
     def _report_no_config(self, name: str) -> None:
         layout = self._layout

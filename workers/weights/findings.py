@@ -60,6 +60,7 @@ CODES: dict[str, Severity] = {
     "file.unreadable": _E,
     "file.changed": _E,
     "arch.no_table": _I,
+    "config.duplicate_keys": _W,
     "config.token_id_out_of_range": _W,
     "weights.tensor_duplicate": _E,
     "weights.index_absent": _W,

@@ -1,6 +1,7 @@
 """Checks of config.json and generation_config.json that need no weights: class, remote code, context length, sampling."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,6 +29,18 @@ def parse_object(content: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ValueError("it isn't a JSON object")  # noqa: TRY004 - one kind of error for "no such file content"
     return document
+
+
+def repeated_keys(content: bytes) -> list[str]:
+    """Keys that stand twice in one object of a JSON text that can be read: readers differ in which of them they take."""
+    found: set[str] = set()
+
+    def note(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found.update(name for name, count in Counter(name for name, _value in pairs).items() if count > 1)
+        return dict(pairs)
+
+    json.loads(content.decode("utf-8"), object_pairs_hook=note)
+    return sorted(found)
 
 
 def check_architecture(config: Mapping[str, Any], supported: Iterable[str] | None, findings: Findings) -> None:
