@@ -13,6 +13,9 @@ from workers.app import console_app  # noqa: E402
 
 app = console_app(settings.REDIS_URL)
 app.set_default()
-app.conf.beat_schedule = {"reconcile": {"task": "console.jobs.reconcile", "schedule": 5.0, "options": {"expires": 5}}}
+app.conf.beat_schedule = {
+    "reconcile": {"task": "console.jobs.reconcile", "schedule": 5.0, "options": {"expires": 5}},
+    "watch_fleet": {"task": "console.deployments.watch_fleet", "schedule": 5.0, "options": {"expires": 5}},
+}
 app.conf.beat_schedule_filename = str(settings.ENV.console_dir / "beat-schedule")
-app.autodiscover_tasks(["console.jobs"], force=True)
+app.autodiscover_tasks(["console.jobs", "console.deployments"], force=True)

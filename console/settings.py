@@ -79,6 +79,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "console.common.context.shell",
+                "console.deployments.brake.context",
             ]
         },
     }

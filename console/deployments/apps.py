@@ -10,11 +10,12 @@ class DeploymentsConfig(AppConfig):
     label = "deployments"
 
     def ready(self) -> None:
-        """Contribute instances to desired states; name the handlers of deploy, restart and stop jobs."""
-        from console.deployments import draining, handlers, observations
+        """Contribute instances and the brake to desired states; name the handlers of deploy, restart and stop jobs."""
+        from console.deployments import brake, draining, handlers, observations
         from console.fleet import desired
         from console.fleet import services as fleet
 
         desired.contribute(observations.orders)
         fleet.on_removal(draining.give_up)
+        desired.contribute(brake.hold)
         handlers.register_handlers()

@@ -160,6 +160,11 @@ class Instance(Stateful):
         return f"{self.deployment} #{self.number}"
 
     @property
+    def was_ready(self) -> bool:
+        """True once a start of it has been ready: what never was, didn't turn bad."""
+        return self.bring_up == "agent"
+
+    @property
     def is_unknown(self) -> bool:
         """True while the host is silent: its last known state is shown with its age, and nothing is concluded."""
         return self.state in RUNNING_STATES and not self.host.is_online
@@ -292,3 +297,24 @@ class DeviceKind(models.Model):
 
     def __str__(self) -> str:
         return self.key
+
+
+class Brake(models.Model):
+    """One time in which automatic actions were on hold (see `console.deployments.brake`). At most one is open."""
+
+    opened_at = models.DateTimeField(default=timezone.now)
+    reason = models.TextField()
+    bad = models.PositiveIntegerField()
+    total = models.PositiveIntegerField()
+    over_at = models.DateTimeField(default=timezone.now)
+    """When the share was last over the limit."""
+    closed_at = models.DateTimeField(null=True)
+    closed_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    """None: it let go by itself."""
+    close_reason = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["-opened_at"]
+
+    def __str__(self) -> str:
+        return f"{self.opened_at:%Y-%m-%d %H:%M:%S}: {self.reason}"

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from console.deployments import form_views, host_views, instance_views, playground, views
+from console.deployments import brake_views, form_views, host_views, instance_views, playground, views
 
 urlpatterns = [
     path("deployments/", views.deployment_list, name="deployment_list"),
@@ -30,6 +30,7 @@ urlpatterns = [
     path("attempts/<int:pk>/log/", instance_views.attempt_log_before, name="attempt_log_before"),
     path("attempts/<int:pk>/log/file/", instance_views.attempt_log_file, name="attempt_log_file"),
     path("hosts/<int:pk>/drain/", host_views.host_drain, name="host_drain"),
+    path("brake/release/", brake_views.brake_release, name="brake_release"),
     path("playground/", playground.playground, name="playground"),
     path("playground/<int:pk>/chat/", playground.playground_chat, name="playground_chat"),
 ]

@@ -76,6 +76,12 @@ class Served:
         port = self.console.one("select port from deployments_instance")
         return httpx2.get(f"http://127.0.0.1:{port}/health", timeout=30).status_code == 200
 
+    def page_answers(self) -> bool:
+        try:
+            return httpx2.get(f"{self.console.url}/account/login/", timeout=5).status_code == 200
+        except httpx2.HTTPError:
+            return False
+
     def pid(self) -> int:
         return int(self.console.one("select pid from deployments_attempt order by number desc limit 1"))
 
@@ -113,7 +119,7 @@ def test_kill_9_of_each_console_process(served: Served) -> None:
         assert served.answers()
         served.wait(lambda n=name, p=pid: served.console.children().get(n) not in (None, p), f"{name} runs again", 30)
         assert time.monotonic() - killed < 10
-    served.wait(lambda: httpx2.get(f"{served.console.url}/account/login/").status_code == 200, "a page", 60)
+    served.wait(served.page_answers, "a page", 60)
     assert served.state() == "ready"
     served.crash_and_recover()
 
@@ -149,8 +155,7 @@ def test_restart_of_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             made.crash_and_recover()
             _restart_postgres(url)
             assert made.answers()
-            served_again = lambda: httpx2.get(f"{made.console.url}/account/login/", timeout=5).status_code == 200  # noqa: E731
-            made.wait(served_again, "pages go on", 60)
+            made.wait(made.page_answers, "pages go on", 60)
             made.crash_and_recover()
         finally:
             made.console.down()

@@ -1,0 +1,28 @@
+"""The one page of the brake: letting go."""
+
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_http_methods
+
+from console.access import policies
+from console.access.policies import Action
+from console.deployments import brake
+from console.jobs.asking import ask
+
+
+@require_http_methods(["GET", "POST"])
+def brake_release(request: HttpRequest) -> HttpResponse:
+    """Let automatic actions go on."""
+    policies.require(request.user, Action.OPERATE)
+    context = {
+        "title": _("Release the brake"),
+        "heading": _("Let automatic actions go on?"),
+        "consequences": [
+            _("Hosts end engines that hang and start them again, as their restart policies say."),
+            _("It will not engage again by itself for 15 minutes."),
+        ],
+        "button": _("Release"),
+        "danger": False,
+        "back": "/",
+    }
+    return ask(request, context, lambda user, reason: brake.release(actor=user, reason=reason), then="overview")
