@@ -81,6 +81,24 @@ class Environment(BaseSettings):
         description="Folder of wheels from which hosts without a package index install their agent; empty: they use "
         "their own index.",
     )
+    slipway_gateway_bind: str = Field(
+        default="127.0.0.1", description="Address on which the gateway serves models to clients."
+    )
+    slipway_gateway_port: int = Field(
+        default=8480,
+        ge=1,
+        le=65535,
+        description="Preferred port of the gateway; the next free one is taken if it is held.",
+    )
+    slipway_gateway_url: str = Field(
+        default="", description="Address under which clients reach the gateway, such as https://models.example.com."
+    )
+    slipway_gateway_certificate: str = Field(
+        default="", description="PEM file with certificate and key: the gateway speaks TLS and HTTP/2 then."
+    )
+    slipway_haproxy: str = Field(
+        default="", description="HAProxy 2.6 or later with Lua; empty: the one that comes with the Python packages."
+    )
     database_url: str = Field(
         default="", description="postgres://USER:PASSWORD@HOST:PORT/NAME; empty: SQLite in SLIPWAY_HOME."
     )
@@ -272,6 +290,22 @@ def redis_url() -> str:
         return environment().redis_url
     port = runtime().get("broker_port", 6390)
     return f"redis://console:{generated_secrets()['broker_password']}@127.0.0.1:{port}/0"
+
+
+def gateway_port() -> int:
+    """Port of the gateway."""
+    return int(runtime().get("gateway_port", environment().slipway_gateway_port))
+
+
+def gateway_url() -> str:
+    """Address of the gateway for clients, without a slash at its end and without `/v1`."""
+    settled = environment()
+    if settled.slipway_gateway_url:
+        return settled.slipway_gateway_url.rstrip("/")
+    bind = settled.slipway_gateway_bind
+    address = "127.0.0.1" if bind in ("0.0.0.0", "::") else bind  # noqa: S104 - compared, not bound
+    shown = f"[{address}]" if ":" in address else address
+    return f"{'https' if settled.slipway_gateway_certificate else 'http'}://{shown}:{gateway_port()}"
 
 
 def public_url() -> str:

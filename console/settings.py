@@ -42,6 +42,7 @@ INSTALLED_APPS = [
     "console.catalog",
     "console.jobs",
     "console.deployments",
+    "console.gateway",
     "console.telemetry",
     "console.operations",
 ]

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from console.common import live
 from console.common.secrets import decrypt
 from console.common.states import move
-from console.deployments import golden, handlers, services
+from console.deployments import golden, handlers, public, services
 from console.deployments.models import Attempt, Instance, Spec
 from console.fleet.models import Host
 from workers.contracts import (
@@ -51,7 +51,7 @@ def order(instance: Instance) -> InstanceOrder:
         spec=spec.number,
         engine=spec.engine.key,
         model_path=spec.copy.path,
-        served_model_names=[instance.deployment.name],
+        served_model_names=public.served_names(instance.deployment),
         arguments=spec.arguments,
         environment=spec.environment | visible_devices(spec),
         sealed_environment={"VLLM_API_KEY": seal(instance.host.public_key, decrypt(instance.deployment.api_key))},

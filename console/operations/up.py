@@ -21,6 +21,8 @@ from django.db import connections
 from django.db.migrations.executor import MigrationExecutor
 
 from console import env
+from console.gateway import plan
+from console.gateway.haproxy.runtime_api import Away, RuntimeApi
 from console.operations import embedded_broker, engines, local_host, ports, tls_front
 from console.operations.supervisor import Program, StartFailed, Supervisor
 
@@ -102,6 +104,7 @@ class Console:
             self._start_the_rest(environment)
         if not self.supervisor.stopping:
             threading.Thread(target=self._watch_web, name="web health", daemon=True).start()
+            self.supervisor.say(f"models answer at {env.gateway_url()}/v1")
             self.supervisor.say(f"the console is up: {env.public_url()}")
 
     def _start_broker(self, environment: dict[str, str]) -> None:
@@ -123,6 +126,7 @@ class Console:
 
     def _start_the_rest(self, environment: dict[str, str]) -> None:
         self._choose_web_port()
+        self._choose_gateway_ports()
         programs = self._workers(environment)
         if self.with_host:
             programs.append(self._agent(environment))
@@ -192,6 +196,15 @@ class Console:
         write_runtime(web_port=port, web_port_wanted=settled.slipway_port, console_url=f"http://{shown}:{port}")
         return port
 
+    def _choose_gateway_ports(self) -> None:
+        settled, known = env.environment(), env.runtime()
+        wanted = [settled.slipway_gateway_port]
+        if known.get("gateway_port_wanted") == settled.slipway_gateway_port and "gateway_port" in known:
+            wanted.insert(0, int(known["gateway_port"]))
+        port = self._choose("the gateway", settled.slipway_gateway_bind, wanted)
+        peers = ports.choose("127.0.0.1", [int(known.get("gateway_peer_port", port + 1)), port + 1])
+        write_runtime(gateway_port=port, gateway_port_wanted=settled.slipway_gateway_port, gateway_peer_port=peers)
+
     def _use_broker(self) -> None:
         """This process read its settings before the broker's port was known."""
         settings.REDIS_URL = env.redis_url()
@@ -228,6 +241,8 @@ class Console:
         return [
             Program("worker", [*manage, "worker"], environment),
             Program("ingest", [*manage, "ingest"], environment),
+            Program("haproxy", [*manage, "haproxy"], environment, ready=gateway_answers),
+            Program("gateway", [*manage, "gateway"], environment),
         ]
 
     def _agent(self, environment: dict[str, str]) -> Program:
@@ -304,6 +319,15 @@ def answers(url: str) -> bool:
         return error.code < 500
     except (OSError, ValueError):
         return False
+
+
+def gateway_answers() -> bool:
+    """True if the gateway's HAProxy accepts requests."""
+    try:
+        RuntimeApi(plan.directory()).info()
+    except Away:
+        return False
+    return True
 
 
 def console_processes() -> list[int]:

@@ -97,6 +97,7 @@ class Engine:
         self.knobs = knobs
         self.names = options.served_model_name or [options.model]
         self.key = os.environ.get("VLLM_API_KEY", "")
+        self.tells_usage = "--enable-force-include-usage" in sys.argv
         self.dead = threading.Event()
         self.running = 0
         self.requests = 0
@@ -327,7 +328,7 @@ class Handler(BaseHTTPRequestHandler):
             part = {"delta": {"content": text}} if chat else {"text": text}
             last = number == len(words) - 1
             self._event(base | {"choices": [{"index": 0, "finish_reason": finish if last else None} | part]})
-        if (body.get("stream_options") or {}).get("include_usage"):
+        if self.engine.tells_usage or (body.get("stream_options") or {}).get("include_usage"):
             self._event(base | {"choices": [], "usage": usage})
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")

@@ -80,6 +80,7 @@ def command_line(order: InstanceOrder, engine: Engine) -> list[str]:
         order.model_path,
         *_quiet(engine, order.arguments),
         *_drain(engine, order),
+        *_with_usage(engine, order.arguments),
         *order.arguments,
         "--host",
         LISTEN_ADDRESS,
@@ -110,6 +111,13 @@ def _given(option: str, arguments: list[str]) -> bool:
 
 def _version(engine: Engine) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", engine.version)[:2])
+
+
+def _with_usage(engine: Engine, arguments: list[str]) -> list[str]:
+    """Let streams tell their tokens, whatever the client asks: the gateway counts by it."""
+    option = "--enable-force-include-usage"
+    given = _given(option, arguments) or _given(option.replace("--", "--no-", 1), arguments)
+    return [] if given or _version(engine) < (0, 10) else [option]
 
 
 def check_arguments(arguments: list[str]) -> None:

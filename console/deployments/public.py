@@ -1,0 +1,43 @@
+"""Under which names a deployment is asked for, and where: what the gateway above tells, without being imported here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from console.deployments.models import Deployment
+
+
+@dataclass(frozen=True)
+class PublicEndpoint:
+    """Where clients reach a deployment: `/v1/chat/completions` is appended to `url`."""
+
+    url: str
+    model: str
+
+
+Namer = Callable[[Deployment], list[str]]
+Finder = Callable[[Deployment], PublicEndpoint | None]
+_namers: list[Namer] = []
+_finders: list[Finder] = []
+
+
+def name_by(namer: Namer) -> None:
+    """Register who knows further names of deployments. Called once, from an app's `ready`."""
+    if namer not in _namers:
+        _namers.append(namer)
+
+
+def reach_by(finder: Finder) -> None:
+    """Register who knows a deployment's public endpoint. Called once, from an app's `ready`."""
+    if finder not in _finders:
+        _finders.append(finder)
+
+
+def served_names(deployment: Deployment) -> list[str]:
+    """Every name under which its engines serve the model: its own first, which probes use."""
+    names = [deployment.name, *(name for namer in _namers for name in namer(deployment))]
+    return list(dict.fromkeys(names))
+
+
+def endpoint(deployment: Deployment) -> PublicEndpoint | None:
+    """Where clients reach it through the gateway; None if no route leads to it."""
+    return next((found for finder in _finders if (found := finder(deployment))), None)

@@ -1,0 +1,249 @@
+"""What went through the gateway: lines of its access log become rows, exactly once.
+
+HAProxy appends to a file, which waits for us like an outbox: lines, sums and the offset up to which they were read are
+stored in one transaction. What was read is cut out of the file's beginning, so that it takes no room; offsets stay.
+"""
+
+import ctypes
+import json
+import os
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import structlog
+from django.db import transaction
+from django.db.models import F, Max
+
+from console.gateway.haproxy.description import BURST_SECONDS
+from console.gateway.models import GatewayRequest, Key, LogCursor, Route, Target, UsageDay
+
+log = structlog.get_logger(__name__)
+
+BATCH_BYTES = 2 * 1024 * 1024
+PUNCH_BYTES = 8 * 1024 * 1024
+KEPT_REQUESTS = 200_000
+_KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
+
+
+@dataclass
+class Names:
+    """What numbers in the log stand for. Kept when their rows are gone, for lines that come later."""
+
+    routes: dict[int, str]
+    targets: dict[int, str]
+    teams: dict[int, int | None]
+
+    @classmethod
+    def read(cls) -> "Names":
+        """What the database has now."""
+        return cls({}, {}, {}).refreshed()
+
+    def refreshed(self) -> "Names":
+        """Look again."""
+        self.routes |= dict(Route.objects.values_list("pk", "name"))
+        self.targets |= dict(Target.objects.values_list("pk", "deployment__name"))
+        self.teams |= dict(Key.objects.values_list("pk", "team_id"))
+        return self
+
+
+class Corrections:
+    """By how much real tokens differ from the estimated ones that HAProxy counted, as far as it still counts them."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[float, tuple[str, ...], int]] = deque()
+
+    def add(self, at: float, who: tuple[str, ...], tokens: int) -> None:
+        """A request that began at `at` (Unix time) took so many tokens more than estimated."""
+        if tokens:
+            self._recent.append((at, who, tokens))
+
+    def sums(self, now: float) -> dict[str, int]:
+        """What has to be added to each counter now."""
+        while self._recent and self._recent[0][0] < now - BURST_SECONDS:
+            self._recent.popleft()
+        found: dict[str, int] = defaultdict(int)
+        for _at, who, tokens in self._recent:
+            for name in who:
+                found[name] += tokens
+        return dict(found)
+
+
+class Reader:
+    """Reads the access log from where the database says that it is stored."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._names = Names.read()
+        self.corrections = Corrections()
+
+    def read(self) -> int:
+        """Store what is new; returns how many requests that were."""
+        with transaction.atomic():
+            cursor, _created = LogCursor.objects.select_for_update().get_or_create(file=self._path.name)
+            lines, end = self._new_lines(cursor.offset)
+            if end == cursor.offset:
+                return 0
+            rows = [row for line in lines if (row := self._row(line))]
+            self._store(rows)
+            LogCursor.objects.filter(pk=cursor.pk).update(offset=end)
+        self._append(rows)
+        self._forget(end)
+        return len(rows)
+
+    def _new_lines(self, offset: int) -> tuple[list[bytes], int]:
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                if size < offset:
+                    # A file of its own after all: someone removed the old one.
+                    offset = 0
+                file.seek(offset)
+                data = file.read(BATCH_BYTES)
+        except FileNotFoundError:
+            return [], offset
+        whole = data.rfind(b"\n") + 1
+        return data[:whole].splitlines(), offset + whole
+
+    def _row(self, line: bytes) -> GatewayRequest | None:
+        try:
+            fields: dict[str, str] = json.loads(line)
+            row = self._request({name: "" if value == "-" else value for name, value in fields.items()})
+        except (ValueError, KeyError, TypeError):
+            # HAProxy writes its own messages here, too.
+            log.info("the gateway says", text=line.decode(errors="replace")[:500])
+            return None
+        return row
+
+    def _request(self, fields: Mapping[str, str]) -> GatewayRequest:
+        key, route, target = _number(fields["key"]), _number(fields["route"]), _number(fields["backend"], "b")
+        if route not in self._names.routes or key not in self._names.teams or target not in self._names.targets:
+            self._names.refreshed()
+        return GatewayRequest(
+            request_id=fields["id"][:64],
+            at=datetime.fromtimestamp(float(fields["at"]), tz=UTC),
+            team_id=self._names.teams.get(key or 0),
+            key_id=key if key in self._names.teams else None,
+            path=fields["path"][:200],
+            route=self._names.routes.get(route or 0, ""),
+            model=fields["model"][:200],
+            deployment=self._names.targets.get(target or 0, ""),
+            instance=_number(fields["server"], "i"),
+            status=int(fields["status"]),
+            refusal=fields["refusal"][:60],
+            fallback=fields["fallback"][:62],
+            cost=_whole(fields["cost"]),
+            prompt_tokens=_whole(fields["prompt_tokens"]),
+            output_tokens=_whole(fields["output_tokens"]),
+            ttft_ms=_whole(fields["first_ms"]),
+            latency_ms=_whole(fields["latency_ms"]),
+            queue_ms=_whole(fields["queue_ms"]),
+            finish_reason=fields["finish_reason"][:40],
+            end=fields["end"][:4],
+        )
+
+    def _store(self, rows: list[GatewayRequest]) -> None:
+        known = [row for row in rows if row.key_id]
+        # Requests without a key are counted by nobody, and whoever sends many must not push others' out.
+        GatewayRequest.objects.bulk_create(known, batch_size=500)
+        _add_up(known)
+        for key, at in _last_used(known).items():
+            Key.objects.filter(pk=key).update(last_used_at=at)
+        routes = {name: number for number, name in self._names.routes.items()}
+        for row in known:
+            if row.cost is not None and row.status < 400:
+                who = (f"k{row.key_id}", f"t{row.team_id}", f"r{routes.get(row.route)}")
+                real = (row.prompt_tokens or 0) + (row.output_tokens or 0)
+                self.corrections.add(row.at.timestamp(), who, real - row.cost)
+
+    def _append(self, rows: Iterable[GatewayRequest]) -> None:
+        """The same as JSON lines, one file a day, for whoever reads files."""
+        by_day: dict[date, list[str]] = defaultdict(list)
+        for row in rows:
+            by_day[row.at.date()].append(json.dumps(as_json(row), ensure_ascii=False, separators=(",", ":")))
+        for day, lines in by_day.items():
+            with (self._path.parent / f"requests-{day}.jsonl").open("a") as file:
+                file.write("\n".join(lines) + "\n")
+
+    def _forget(self, end: int) -> None:
+        """Give back the room of what is stored; the file's length, and so all offsets, stay."""
+        if end < PUNCH_BYTES:
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        with self._path.open("rb+") as file:
+            length = ctypes.c_long(end - end % 4096)
+            if libc.fallocate(file.fileno(), _KEEP_SIZE_AND_PUNCH_HOLE, ctypes.c_long(0), length):
+                log.info("this filesystem can't cut holes; the access log grows", error=os.strerror(ctypes.get_errno()))
+
+
+def trim(directory: Path, *, today: date, days: int = 14) -> None:
+    """Drop requests beyond what is kept for searching, and daily files older than that."""
+    newest = GatewayRequest.objects.aggregate(newest=Max("pk"))["newest"] or 0
+    GatewayRequest.objects.filter(pk__lte=newest - KEPT_REQUESTS).delete()
+    for path in sorted(directory.glob("requests-*.jsonl")):
+        if (today - date.fromisoformat(path.stem.removeprefix("requests-"))).days > days:
+            path.unlink()
+
+
+def as_json(row: GatewayRequest) -> dict[str, Any]:
+    """A request as it stands in the JSON lines."""
+    return {
+        "id": row.request_id,
+        "at": row.at.isoformat(timespec="milliseconds"),
+        "key": row.key_id,
+        "path": row.path,
+        "route": row.route,
+        "model": row.model,
+        "deployment": row.deployment,
+        "instance": row.instance,
+        "status": row.status,
+        "refusal": row.refusal,
+        "fallback": row.fallback,
+        "cost": row.cost,
+        "prompt_tokens": row.prompt_tokens,
+        "output_tokens": row.output_tokens,
+        "ttft_ms": row.ttft_ms,
+        "latency_ms": row.latency_ms,
+        "queue_ms": row.queue_ms,
+        "finish_reason": row.finish_reason,
+        "end": row.end,
+    }
+
+
+def _add_up(rows: Iterable[GatewayRequest]) -> None:
+    sums: dict[tuple[Any, ...], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for row in rows:
+        if not row.route:
+            continue
+        counts = sums[row.at.date(), row.team_id, row.key_id, row.route, row.deployment]
+        counts["requests"] += 1
+        counts["refused"] += bool(row.refusal)
+        counts["errors"] += row.status >= 500
+        counts["prompt_tokens"] += row.prompt_tokens or 0
+        counts["output_tokens"] += row.output_tokens or 0
+    for (day, team, key, route, deployment), counts in sums.items():
+        of_day, _created = UsageDay.objects.get_or_create(
+            day=day, key_id=key, route=route, deployment=deployment, defaults={"team_id": team}
+        )
+        added = {name: F(name) + count for name, count in counts.items()}
+        UsageDay.objects.filter(pk=of_day.pk).update(**added)
+
+
+def _last_used(rows: Iterable[GatewayRequest]) -> dict[int, datetime]:
+    found: dict[int, datetime] = {}
+    for row in rows:
+        if row.key_id:
+            found[row.key_id] = max(row.at, found.get(row.key_id, row.at))
+    return found
+
+
+def _number(name: str, prefix: str = "") -> int | None:
+    digits = name.removeprefix(prefix) if prefix else name[1:]
+    return int(digits) if digits.isdigit() else None
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdigit() else None

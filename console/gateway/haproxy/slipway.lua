@@ -1,0 +1,241 @@
+-- What HAProxy itself can't read: a request's fields, once and strictly, and the usage in answers while they pass.
+--
+-- Loaded once per thread. Bodies are scanned with plain finds, which run at memory speed; nothing here waits for anything.
+
+local find, byte, sub, match, gsub = string.find, string.byte, string.sub, string.match, string.gsub
+
+local QUOTE, BACKSLASH, OPEN, CLOSE, COLON, COMMA = 34, 92, 123, 125, 58, 44
+local NUMBERS = { max_tokens = true, max_completion_tokens = true, max_output_tokens = true, n = true }
+-- Endpoints whose answers cost tokens; of the others only the prompt counts.
+local GENERATES = {
+  ["/v1/chat/completions"] = true, ["/v1/completions"] = true, ["/v1/responses"] = true, ["/v1/messages"] = true,
+}
+local HAS_USAGE_CHUNK = { ["/v1/chat/completions"] = true, ["/v1/completions"] = true }
+
+-- Index of the quote that ends the string which begins at `at`; nil if it never ends.
+local function string_end(text, at)
+  local from = at + 1
+  while true do
+    local quote = find(text, '"', from, true)
+    if not quote then return nil end
+    local slashes = quote - 1
+    while slashes >= from and byte(text, slashes) == BACKSLASH do slashes = slashes - 1 end
+    if (quote - 1 - slashes) % 2 == 0 then return quote end
+    from = quote + 1
+  end
+end
+
+-- Index of the bracket that ends the object or array which begins at `at`.
+local function container_end(text, at)
+  local depth, from = 0, at
+  while true do
+    local place = find(text, '["{}%[%]]', from)
+    if not place then return nil end
+    local sign = byte(text, place)
+    if sign == QUOTE then
+      place = string_end(text, place)
+      if not place then return nil end
+    elseif sign == OPEN or sign == 91 then
+      depth = depth + 1
+    else
+      depth = depth - 1
+      if depth == 0 then return place end
+    end
+    from = place + 1
+  end
+end
+
+-- The members of the object in `text`, as raw JSON by name; or nil and what is wrong.
+-- A name that stands twice, or that is written with escapes, is refused: two readers could understand it differently.
+local function members(text)
+  local found, at = {}, match(text, "^[ \t\r\n]*{[ \t\r\n]*()")
+  if not at then return nil, "The body is not a JSON object." end
+  if byte(text, at) == CLOSE then return found end
+  while true do
+    if byte(text, at) ~= QUOTE then return nil, "The body is not valid JSON." end
+    local quote = string_end(text, at)
+    if not quote then return nil, "The body is not valid JSON: a string never ends." end
+    local name = sub(text, at + 1, quote - 1)
+    if find(name, "\\", 1, true) then
+      return nil, "A field's name is written with escapes. Write it plainly."
+    end
+    if found[name] then return nil, "The field '" .. gsub(sub(name, 1, 60), "[^%w_%-. ]", "?") .. "' stands twice." end
+    at = match(text, "^[ \t\r\n]*:[ \t\r\n]*()", quote + 1)
+    if not at then return nil, "The body is not valid JSON." end
+    local sign, stop = byte(text, at), nil
+    if sign == QUOTE then stop = string_end(text, at)
+    elseif sign == OPEN or sign == 91 then stop = container_end(text, at)
+    else stop = match(text, "^[%w+.%-]+()", at); stop = stop and stop - 1 end
+    if not stop then return nil, "The body is not valid JSON: it ends too early." end
+    found[name] = sub(text, at, stop)
+    local sep
+    sep, at = match(text, "^[ \t\r\n]*([,}])[ \t\r\n]*()", stop + 1)
+    if sep == "}" then
+      if at <= #text then return nil, "Something follows the JSON object." end
+      return found
+    elseif sep ~= "," then
+      return nil, "The body is not valid JSON."
+    end
+  end
+end
+
+-- A whole number that is not negative; nil if it is absent or null; false if it is something else.
+local function whole(raw)
+  if raw == nil or raw == "null" then return nil end
+  local digits = match(raw, "^%d+$")
+  if not digits or #digits > 9 then return false end
+  return tonumber(digits)
+end
+
+-- The first of the messages: the system prompt, where there is one. Requests that share it share an engine's prefix cache.
+local function first_message(raw)
+  local at = raw and match(raw, "^%[[ \t\r\n]*(){")
+  local stop = at and container_end(raw, at)
+  return stop and sub(raw, at, stop)
+end
+
+local function refuse(txn, why)
+  txn:set_var("txn.bad", why)
+end
+
+core.register_action("slipway_read", { "http-req" }, function(txn)
+  local body = txn.f:req_body() or ""
+  local path = txn.f:path()
+  local fields, why = members(body)
+  if not fields then return refuse(txn, why) end
+  local model = fields.model
+  if not model then return refuse(txn, "The field 'model' is missing.") end
+  if byte(model) ~= QUOTE then return refuse(txn, "The field 'model' must be a string.") end
+  model = gsub(sub(model, 2, -2), "\\/", "/")
+  if model == "" or #model > 200 or find(model, '[%c\\ ]') then
+    return refuse(txn, "The field 'model' holds characters that no model's name has, or escapes. Write it plainly.")
+  end
+  local numbers = {}
+  for name in pairs(NUMBERS) do
+    local value = whole(fields[name])
+    if value == false then
+      return refuse(txn, "The field '" .. name .. "' must be a whole number that is not negative.")
+    end
+    numbers[name] = value
+  end
+  local output = numbers.max_completion_tokens or numbers.max_output_tokens or numbers.max_tokens
+  if numbers.max_completion_tokens and numbers.max_tokens then
+    output = math.max(numbers.max_completion_tokens, numbers.max_tokens)
+  end
+  txn:set_var("txn.model", model)
+  txn:set_var("txn.prompt", (#body + 2) // 3)
+  txn:set_var("txn.choices", math.max(1, math.min(numbers.n or 1, 1000)))
+  if not GENERATES[path] then
+    txn:set_var("txn.asked", 0)
+  elseif output then
+    txn:set_var("txn.asked", output)
+  end
+  if fields.stream == "true" then
+    txn:set_var("txn.stream", 1)
+    local options = fields.stream_options
+    local told = options and byte(options) == OPEN and members(options) or {}
+    if told.include_usage ~= "true" and HAS_USAGE_CHUNK[path] then txn:set_var("txn.strip", 1) end
+  end
+  local prefix = first_message(fields.messages) or fields.prompt or fields.input
+  if prefix then txn:set_var("txn.prefix", sub(prefix, 1, 2048)) end
+end)
+
+-- Usage -----------------------------------------------------------------------------------------------------------------
+
+local TAIL_BYTES = 600 -- longer than a usage object: one that is split across buffers is found in the tail and the rest
+
+local Usage = { id = "slipway usage", flags = filter.FLT_CFG_FL_HTX }
+Usage.__index = Usage
+
+function Usage:new()
+  return setmetatable({ tail = "" }, Usage)
+end
+
+local function milliseconds()
+  local now = core.now()
+  return now.sec * 1000 + now.usec // 1000
+end
+
+function Usage:http_headers(txn, message)
+  if not message.channel:is_resp() then
+    self.began = milliseconds()
+    return filter.CONTINUE
+  end
+  if txn:get_var("txn.to") then
+    self.strip = txn:get_var("txn.strip") == 1
+    filter.register_data_filter(self, message.channel)
+  end
+  return filter.CONTINUE
+end
+
+-- Where `name` (a field with its colon) stands last in `text`: the index of its value; nil if it does not.
+local function last_value(text, name)
+  local found, from = nil, 1
+  while true do
+    local at = find(text, name, from, true)
+    if not at then return found and match(text, "^[ ]*()", found) end
+    found, from = at + #name, at + #name
+  end
+end
+
+-- Read what `text` tells. Quotes inside of answers are escaped, so that an answer can't forge these fields.
+function Usage:read(txn, text)
+  local at = last_value(text, '"usage":')
+  local object = at and match(text, "^%b{}", at)
+  if object then
+    local prompt = match(object, '"prompt_tokens":%s*(%d+)') or match(object, '"input_tokens":%s*(%d+)')
+    local output = match(object, '"completion_tokens":%s*(%d+)') or match(object, '"output_tokens":%s*(%d+)')
+    if prompt and prompt ~= self.prompt then self.prompt = prompt; txn:set_var("txn.prompt_tokens", tonumber(prompt)) end
+    if output and output ~= self.output then self.output = output; txn:set_var("txn.output_tokens", tonumber(output)) end
+  end
+  -- Choices that go on have null here: the last reason that stands is the one.
+  local from = 1
+  while true do
+    local stop = select(2, find(text, '"finish_reason":', from, true))
+    if not stop then break end
+    local reason = match(text, '^%s*"([%w_]+)"', stop + 1)
+    if reason then txn:set_var("txn.finish_reason", reason) end
+    from = stop + 1
+  end
+  local reason = match(text, '"stop_reason":%s*"([%w_]+)"')
+  if reason then txn:set_var("txn.finish_reason", reason) end
+end
+
+-- Offsets of the events of a stream that hold usage and nothing else, and where its last whole event ends.
+local function usage_only(text)
+  local cuts, from = {}, 1
+  while true do
+    local stop = find(text, "\n\n", from, true)
+    if not stop then return cuts, from - 1 end
+    local event = sub(text, from, stop + 1)
+    if find(event, '"choices":%s*%[%s*%]') and find(event, '"usage":', 1, true) then
+      cuts[#cuts + 1] = { from - 1, #event }
+    end
+    from = stop + 2
+  end
+end
+
+function Usage:http_payload(txn, message)
+  local text = message:body()
+  if not text or text == "" then return end
+  if self.began and not self.first then
+    self.first = true
+    txn:set_var("txn.first_ms", milliseconds() - self.began)
+  end
+  if not self.strip then
+    local joined = self.tail .. text
+    self:read(txn, joined)
+    self.tail = sub(joined, -TAIL_BYTES)
+    return
+  end
+  local cuts, whole_bytes = usage_only(text)
+  if message:eom() or #text > 1000000 then whole_bytes = #text end
+  self:read(txn, sub(text, 1, whole_bytes))
+  for number = #cuts, 1, -1 do
+    message:remove(cuts[number][1], cuts[number][2])
+    whole_bytes = whole_bytes - cuts[number][2]
+  end
+  return whole_bytes
+end
+
+core.register_filter("slipway_usage", Usage, function(usage) return usage end)

@@ -1,0 +1,174 @@
+"""The gateway's description as the database has it now."""
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
+
+from django.db.models import F, Q, Sum
+from django.utils import timezone
+
+from console import env
+from console.common.errors import Refused
+from console.common.secrets import decrypt
+from console.deployments.models import Instance
+from console.gateway import models, names
+from console.gateway.haproxy import description
+from console.gateway.haproxy.description import Gateway, Limits, Listener, Server
+
+LUA = Path(__file__).with_name("haproxy") / "slipway.lua"
+
+
+def read(*, corrections: dict[str, int] | None = None) -> Gateway:
+    """Everything that the gateway shall do now."""
+    return Gateway(
+        listener=listener(),
+        routes=tuple(_routes()),
+        keys=tuple(_keys()),
+        spent=spent(timezone.now()),
+        corrections=corrections or {},
+    )
+
+
+def directory() -> Path:
+    """Folder of the gateway's configuration, maps, sockets and access log."""
+    return env.environment().console_dir / "gateway"
+
+
+def listener() -> Listener:
+    """Where this console's gateway listens."""
+    settled = env.environment()
+    certificate = settled.slipway_gateway_certificate
+    content = Path(certificate).read_bytes() if certificate and Path(certificate).exists() else b""
+    return Listener(
+        directory=str(directory()),
+        lua=str(LUA),
+        address=settled.slipway_gateway_bind,
+        port=env.gateway_port(),
+        peer_port=int(env.runtime().get("gateway_peer_port", env.gateway_port() + 1)),
+        certificate=certificate,
+        certificate_sha256=hashlib.sha256(content).hexdigest() if content else "",
+        threads=min(4, os.cpu_count() or 1),
+    )
+
+
+def _routes() -> Iterable[description.Route]:
+    routes = list(
+        models.Route.objects.filter(enabled=True)
+        .order_by("pk")
+        .prefetch_related("aliases", "targets__deployment", "fallback_for__aliases")
+    )
+    servers = _servers({target.deployment_id for route in routes for target in route.targets.all()})
+    for route in routes:
+        asked_as = frozenset(route.names).union(*(other.names for other in route.fallback_for.all()))
+        yield description.Route(
+            number=route.pk,
+            names=tuple(route.names),
+            targets=tuple(_target(route, target, servers, asked_as) for target in route.targets.all()),
+            created=int(route.created_at.timestamp()),
+            context_tokens=route.context_tokens or 0,
+            output_cap=route.output_cap or 0,
+            output_assumed=route.output_assumed,
+            long_tokens=route.long_tokens or 0,
+            balance=route.balance,  # type: ignore[arg-type]  # the field's choices are the type's
+            queue_limit=route.queue_limit,
+            queue_seconds=route.queue_seconds,
+            silence_seconds=route.silence_seconds,
+            limits=_limits(route),
+            fallback=route.fallback_id,
+        )
+
+
+def _target(
+    route: models.Route,
+    target: models.Target,
+    servers: dict[int, list[tuple[Server, frozenset[str]]]],
+    asked_as: frozenset[str],
+) -> description.Target:
+    # An engine that does not know a name would refuse it: such an instance waits for its restart.
+    fitting = tuple(server for server, known in servers.get(target.deployment_id, []) if asked_as <= known)
+    return description.Target(
+        number=target.pk,
+        deployment=target.deployment.name,
+        engine_key=_engine_key(target),
+        weight=target.weight,
+        servers=fitting,
+        version=target.version,
+        is_long_lane=target.is_long_lane,
+        in_flight_each=route.in_flight_each,
+    )
+
+
+def _engine_key(target: models.Target) -> str:
+    try:
+        return decrypt(target.deployment.api_key)
+    except Refused:
+        return "unreadable"
+
+
+def _servers(deployments: set[int]) -> dict[int, list[tuple[Server, frozenset[str]]]]:
+    """Instances that are ready (or drain), by deployment, each with the names that it knows."""
+    instances = list(
+        Instance.objects.filter(deployment__in=deployments, state__in=("ready", "draining"))
+        .exclude(port=None)
+        .select_related("host")
+        .order_by("pk")
+    )
+    known = names.known_to(instances)
+    found: dict[int, list[tuple[Server, frozenset[str]]]] = defaultdict(list)
+    for instance in instances:
+        server = Server(
+            instance=instance.pk,
+            address=str(instance.host.facts.get("address") or "127.0.0.1"),
+            port=instance.port or 0,
+            draining=instance.state == "draining" or not instance.run,
+        )
+        found[instance.deployment_id].append((server, known.get(instance.pk, frozenset())))
+    return found
+
+
+def _keys() -> Iterable[description.Key]:
+    by_team: dict[int | None, set[int]] = defaultdict(set)
+    for number, team in models.Route.objects.filter(enabled=True).values_list("pk", "team_id"):
+        by_team[team].add(number)
+    team_limits: dict[int | None, Limits] = {one.team_id: _limits(one) for one in models.TeamLimits.objects.all()}
+    usable = Q(expires_at=None) | Q(expires_at__gt=timezone.now())
+    # A person who is disabled takes their keys along.
+    owned = Q(owner=None) | Q(owner__is_active=True)
+    for key in models.Key.objects.filter(usable, owned, revoked_at=None).order_by("pk").prefetch_related("routes"):
+        chosen = {route.pk for route in key.routes.all()}
+        yield description.Key(
+            number=key.pk,
+            sha256=key.sha256,
+            team=key.team_id or 0,
+            routes=frozenset(by_team[key.team_id] if key.all_routes else chosen & by_team[key.team_id]),
+            expires=int(key.expires_at.timestamp()) if key.expires_at else 0,
+            limits=_limits(key),
+            team_limits=team_limits.get(key.team_id, Limits()),
+        )
+
+
+def _limits(limited: models.Limited) -> Limits:
+    return Limits(
+        requests_per_minute=limited.requests_per_minute or 0,
+        tokens_per_minute=limited.tokens_per_minute or 0,
+        concurrency=limited.concurrency or 0,
+    )
+
+
+def spent(now: datetime) -> dict[str, int]:
+    """Keys and teams whose daily budget is used up, to the moment at which the next day (UTC) begins."""
+    today = now.astimezone(UTC).date()
+    until = int(datetime.combine(today + timedelta(days=1), time(), tzinfo=UTC).timestamp())
+    rows = models.UsageDay.objects.filter(day=today)
+    tokens = Sum(F("prompt_tokens") + F("output_tokens"))
+    keys = rows.filter(key__daily_tokens__isnull=False).values("key").annotate(used=tokens)
+    teams = rows.filter(team__gateway_limits__daily_tokens__isnull=False).values("team").annotate(used=tokens)
+    over = [f"k{pk}" for pk in keys.filter(used__gte=F("key__daily_tokens")).values_list("key", flat=True)]
+    over += [
+        f"t{pk}"
+        for pk in teams.filter(used__gte=F("team__gateway_limits__daily_tokens")).values_list("team", flat=True)
+    ]
+    return dict.fromkeys(over, until)

@@ -1,0 +1,113 @@
+"""Usage is read from answers while they pass, whole or in pieces; what the client did not ask for is taken out."""
+
+import json
+
+import pytest
+
+from tests.gateway.backend import Engine, Running, wait_until
+
+BODY = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+def stream(gateway: Running, name: str, **extra: object) -> bytes:
+    with (
+        gateway.client() as client,
+        client.stream("POST", "/v1/chat/completions", json=BODY | extra, headers={"X-Request-Id": name}) as answer,
+    ):
+        assert answer.status_code == 200
+        return answer.read()
+
+
+def usage(gateway: Running, name: str) -> tuple[str, str, str]:
+    line = gateway.line(name)
+    return line["prompt_tokens"], line["output_tokens"], line["finish_reason"]
+
+
+def test_a_whole_answer_is_counted_and_left_as_it_is(gateway: Running, engine: Engine) -> None:
+    answer = gateway.ask(headers={"X-Request-Id": "whole"})
+    assert answer.content == engine.answer()
+    assert usage(gateway, "whole") == ("7", "5", "stop")
+    line = gateway.line("whole")
+    assert (line["key"], line["route"], line["backend"], line["server"]) == ("k1", "r1", "b1", "i1")
+    assert (line["status"], line["model"], line["end"]) == ("200", "chat", "--")
+    assert 0 <= int(line["first_ms"]) <= int(line["latency_ms"]) + 1
+
+
+def test_the_chunk_with_usage_alone_reaches_only_who_asked_for_it(gateway: Running, engine: Engine) -> None:
+    events = engine.events()
+    assert stream(gateway, "not-asked") == b"".join(events[:-2] + events[-1:])
+    assert stream(gateway, "asked", stream_options={"include_usage": True}) == b"".join(events)
+    assert usage(gateway, "not-asked") == usage(gateway, "asked") == ("7", "5", "stop")
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 4096])
+def test_events_that_are_split_anywhere_are_read_and_cut_all_the_same(
+    gateway: Running, engine: Engine, size: int
+) -> None:
+    whole = b"".join(engine.events())
+    engine.pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
+    engine.pause_seconds = 0.001 if size < 50 else 0
+    events = engine.events()
+    assert stream(gateway, f"split-{size}") == b"".join(events[:-2] + events[-1:])
+    assert stream(gateway, f"split-all-{size}", stream_options={"include_usage": True}) == whole
+    assert usage(gateway, f"split-{size}") == usage(gateway, f"split-all-{size}") == ("7", "5", "stop")
+
+
+def test_several_choices_and_tool_calls_end_with_their_reason(gateway: Running, engine: Engine) -> None:
+    call = {"index": 0, "function": {"name": "f", "arguments": '{"usage":{"prompt_tokens":999},"choices":[]}'}}
+    chunks = [
+        {"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]},
+        {"choices": [{"index": 1, "delta": {}, "finish_reason": "length"}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]},
+        {"choices": [], "usage": {"prompt_tokens": 30, "total_tokens": 50, "completion_tokens": 20}},
+    ]
+    engine.pieces = [b"data: " + json.dumps(one, separators=(",", ":")).encode() + b"\n\n" for one in chunks]
+    assert stream(gateway, "tools") == b"".join(engine.pieces[:-1])
+    assert usage(gateway, "tools") == ("30", "20", "tool_calls")
+
+
+def test_an_answer_can_not_forge_its_usage(gateway: Running, engine: Engine) -> None:
+    engine.name = '","usage":{"prompt_tokens":1,"completion_tokens":1},"finish_reason":"forged'
+    gateway.ask(headers={"X-Request-Id": "forged"})
+    assert usage(gateway, "forged") == ("7", "5", "stop")
+
+
+def test_a_stream_comes_as_it_is_made_and_a_client_that_leaves_is_counted_so_far(
+    gateway: Running, engine: Engine
+) -> None:
+    engine.pieces = engine.events([f"w{number}" for number in range(200)])
+    engine.pause_seconds = 0.05
+    with (
+        gateway.client() as client,
+        client.stream("POST", "/v1/chat/completions", json=BODY, headers={"X-Request-Id": "left"}) as answer,
+    ):
+        seen = b""
+        for piece in answer.iter_raw():
+            seen += piece
+            if seen.count(b"data: ") >= 5:
+                break
+    line = gateway.line("left")
+    assert 4 <= int(line["output_tokens"]) <= 40
+    assert line["prompt_tokens"] == "7"
+    assert line["end"].startswith("C")
+    assert int(line["first_ms"]) < int(line["latency_ms"])
+
+
+def test_an_engine_that_dies_in_a_stream_ends_it_visibly(gateway: Running, engine: Engine) -> None:
+    engine.pieces = [*engine.events()[:2], b""]  # an empty chunk ends the body before [DONE]
+    assert b"[DONE]" not in stream(gateway, "died")
+    assert usage(gateway, "died")[:2] == ("7", "2")
+
+
+def test_responses_and_messages_are_counted_by_their_own_names(gateway: Running, engine: Engine) -> None:
+    engine.usage = {"input_tokens": 11, "output_tokens": 22, "total_tokens": 33}
+    with gateway.client() as client:
+        for path in ("/v1/responses", "/v1/messages"):
+            name = path.rpartition("/")[2]
+            client.post(path, json={"model": "chat", "input": "x"}, headers={"X-Request-Id": name})
+            assert usage(gateway, name)[:2] == ("11", "22")
+
+
+def test_ten_thousand_bytes_of_escapes_do_not_slow_the_gateway_down(gateway: Running) -> None:
+    seconds = wait_until(lambda: gateway.ask(user='\\"{}[]' * 100_000).status_code == 200, seconds=10)
+    assert seconds < 3
