@@ -277,6 +277,7 @@ class Live(Message):
     strangers: list[Stranger] = []
     processes: list[GpuProcess] = []
     """Memory of our own instances in RAM, for the CPU as a device."""
+    memory: Memory | None = None
     shm_free: int | None = None
     age_seconds: float = 0
     """How old this is when it is sent; more than a few periods: something on the host hangs."""

@@ -183,7 +183,7 @@ def choose(
     ValueError when the host has none of the engine's kind.
     """
     on_cpu = engine.platform == "cpu"
-    rows = list(devices) or list(host.devices.filter(kind="cpu" if on_cpu else "gpu"))
+    rows = list(devices) or list(Device.objects.usable().filter(host=host, kind="cpu" if on_cpu else "gpu"))
     if not rows:
         raise ValueError(
             _("%(host)s has told of no %(kind)s, which %(engine)s needs.")

@@ -60,6 +60,15 @@ class Host(Owned, Stateful):
     clock_skew_seconds = models.FloatField(null=True)
     vitals: Any = models.JSONField(default=dict)
     facts: Any = models.JSONField(default=dict)
+    gpu_count = models.PositiveIntegerField(default=0)
+    """GPUs and MIG instances that an engine could take; with the columns below what lists filter and sort by."""
+    memory_free = models.BigIntegerField(null=True)
+    """Bytes free on all of its GPUs, or in RAM where there is none; as of the last heartbeat."""
+    device_groups: Any = models.JSONField(default=list)
+    """Like devices counted together: `kind`, `name`, `count`, `total`, `used`; so that a list reads one row a host."""
+    lost_devices = models.PositiveIntegerField(default=0)
+    environment_failures = models.PositiveIntegerField(default=0)
+    environment_warnings = models.PositiveIntegerField(default=0)
     running_steps: Any = models.JSONField(default=list)
     epoch = models.PositiveIntegerField(default=1)
     generation = models.PositiveIntegerField(default=0)
@@ -95,6 +104,14 @@ class Host(Owned, Stateful):
         return LOOKS[self.presence]
 
 
+class DeviceRows(models.QuerySet["Device"]):
+    """Reads of devices."""
+
+    def usable(self) -> "DeviceRows":
+        """Without those that are lost, and without GPUs that MIG has divided: of these only the parts can be used."""
+        return self.filter(lost_at=None, divided=False)
+
+
 class Device(models.Model):
     """A GPU of a host, or its CPU as a device of its own kind. Memory in bytes."""
 
@@ -106,6 +123,13 @@ class Device(models.Model):
     memory_total = models.BigIntegerField()
     memory_free = models.BigIntegerField()
     details: Any = models.JSONField(default=dict)
+    divided = models.BooleanField(default=False)
+    """True for a GPU in MIG mode: its parts are devices of their own."""
+    lost_at = models.DateTimeField(null=True)
+    """When the host stopped telling of it; the row stays, so that nobody wonders where a GPU went."""
+    lost_reason = models.TextField(blank=True, default="")
+
+    objects = DeviceRows.as_manager()
 
     class Meta:
         ordering = ["host", "kind", "index"]

@@ -1,16 +1,17 @@
-"""Hosts as pages show them: one sentence of truth, memory bars, the environment."""
+"""Hosts as pages show them: one sentence of truth, device groups, what they told."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.db.models import Count, Q, QuerySet, Sum
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from console.common.spans import readable_bytes, relative
-from console.fleet.models import Device, Host
+from console.fleet.models import OFFLINE_AFTER_SECONDS, Device, Host
 
 SKEW_WORTH_SAYING_SECONDS = 2
 
@@ -44,6 +45,45 @@ def _free_in_vitals(device: Device, vitals: Mapping[str, Any]) -> int | None:
             free = entry.get("memory_free")
             return int(free) if isinstance(free, int | float) else None
     return None
+
+
+@dataclass(frozen=True)
+class DeviceGroup:
+    """Like devices of one host, counted together. Memory in bytes; a full one is no fault: engines take most of it."""
+
+    kind: str
+    name: str
+    count: int
+    used: int
+    total: int
+
+    @property
+    def free(self) -> int:
+        """What is left, in bytes."""
+        return self.total - self.used
+
+
+def device_groups(host: Host) -> list[DeviceGroup]:
+    """Devices of a host as of its last heartbeat, GPUs first; from its own row, so that a list needs no further query."""
+    return [
+        DeviceGroup(one["kind"], one["name"], one["count"], one["used"], one["total"]) for one in host.device_groups
+    ]
+
+
+def totals(hosts: QuerySet[Host]) -> dict[str, Any]:
+    """What all hosts together are, in one query: how many are online, silent, waiting or in trouble, GPUs, free memory."""
+    limit = timezone.now() - timedelta(seconds=OFFLINE_AFTER_SECONDS)
+    there = ~Q(public_key="", join_token_sha256="", redis_password_sha256="")
+    online = there & Q(last_seen_at__gt=limit)
+    return hosts.aggregate(
+        all=Count("pk", filter=there),
+        online=Count("pk", filter=online),
+        offline=Count("pk", filter=there & Q(last_seen_at__lte=limit)),
+        waiting=Count("pk", filter=there & Q(last_seen_at=None)),
+        gpus=Sum("gpu_count", filter=online, default=0),
+        memory_free=Sum("memory_free", filter=online & Q(gpu_count__gt=0), default=0),
+        failing=Count("pk", filter=online & (Q(environment_failures__gt=0) | Q(lost_devices__gt=0))),
+    )
 
 
 def is_removed(host: Host) -> bool:
@@ -104,12 +144,9 @@ def warnings(host: Host) -> list[str]:
 
 
 def facts(host: Host) -> list[tuple[str, str]]:
-    """The environment card: what the host told about itself, by readable names; nested tables as `a.b`."""
-    found = [
-        (str(_FACT_NAMES.get(name, name.replace("_", " ").capitalize())), value) for name, value in _flat(host.facts)
-    ]
-    drivers = sorted({str(device.details["driver"]) for device in host.devices.all() if device.details.get("driver")})
-    return [*found, (_("GPU driver"), ", ".join(drivers))] if drivers else found
+    """What the host told about itself in short, by readable names; nested tables as `a.b`."""
+    told = {name: value for name, value in host.facts.items() if name != "host"}
+    return [(str(_FACT_NAMES.get(name, name.replace("_", " ").capitalize())), value) for name, value in _flat(told)]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:

@@ -20,8 +20,8 @@ from console.access import services as access
 from console.access.models import User
 from console.common import broker, live
 from console.common.errors import Refused
-from console.fleet import broker_users, credentials, desired, joining
-from console.fleet.models import Device, Engine, Host, UnreadReport
+from console.fleet import broker_users, credentials, desired, devices, joining
+from console.fleet.models import Engine, Host, UnreadReport
 from workers.contracts import HOST_NAME_PATTERN, Heartbeat, HostInventory, key_prefix
 from workers.sealing import SealingError, seal
 
@@ -234,7 +234,7 @@ def heard(host: Host, heartbeat: Heartbeat) -> None:
     host.agent_version = heartbeat.agent_version
     host.contract = heartbeat.contract
     host.agent_boot = heartbeat.agent_boot
-    host.vitals = heartbeat.vitals
+    summary = devices.note_vitals(host, heartbeat.vitals)
     host.running_steps = heartbeat.running_steps
     if heartbeat.generation:
         host.reflected_epoch, host.reflected_generation = heartbeat.generation.epoch, heartbeat.generation.number
@@ -246,7 +246,7 @@ def heard(host: Host, heartbeat: Heartbeat) -> None:
             "agent_version",
             "contract",
             "agent_boot",
-            "vitals",
+            *summary,
             "running_steps",
             "reflected_epoch",
             "reflected_generation",
@@ -258,14 +258,11 @@ def heard(host: Host, heartbeat: Heartbeat) -> None:
 
 
 def take_inventory(host: Host, inventory: HostInventory) -> None:
-    """Store what a host has. Devices that are gone are deleted; engines that are gone stay, marked absent."""
+    """Store what a host has. Devices that are gone stay, marked lost; engines that are gone stay, marked absent."""
     host.facts = inventory.facts
     host.agent_version, host.contract = inventory.agent_version, inventory.contract
     host.save(update_fields=["facts", "agent_version", "contract"])
-    seen = [device.uuid for device in inventory.devices]
-    host.devices.exclude(uuid__in=seen).delete()
-    for device in inventory.devices:
-        Device.objects.update_or_create(host=host, uuid=device.uuid, defaults=device.model_dump(exclude={"uuid"}))
+    devices.take(host, inventory)
     keys = [engine.key for engine in inventory.engines]
     host.engines.exclude(key__in=keys).update(present=False)
     for engine in inventory.engines:

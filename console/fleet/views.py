@@ -2,9 +2,10 @@
 
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.db.models import Count, Prefetch, Q, QuerySet
+from django.db.models import Count, Prefetch, Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods
@@ -15,7 +16,7 @@ from console.access.policies import Action
 from console.common.errors import Refused
 from console.common.forms import add_refusal
 from console.common.parts import wants_part
-from console.fleet import agent_card, joining, presentation, services
+from console.fleet import agent_card, device_presentation, environment, joining, presentation, services
 from console.fleet.filters import HostFilter
 from console.fleet.forms import AddHostForm, PortsForm
 from console.fleet.models import Engine, Host
@@ -26,69 +27,71 @@ GONE = ("stopped", "crashed")
 LIVE_STEPS = ("queued", "running", "cancelling", "interrupted")
 
 
-def _hosts_with_counts() -> QuerySet[Host]:
-    """Hosts with what their rows show, in a constant number of queries."""
-    living = ~Q(instances__state__in=GONE) & Q(instances__isnull=False)
-    return (
-        Host.objects.annotate(
-            instances_count=Count("instances", filter=living, distinct=True),
-            ready_count=Count("instances", filter=Q(instances__state="ready"), distinct=True),
-        )
-        .prefetch_related("devices", Prefetch("engines", Engine.objects.filter(present=True)))
-        .order_by("name")
-    )
-
-
 @require_GET
 def host_list(request: HttpRequest) -> HttpResponse:
-    """All hosts with presence, devices, engines and instances."""
-    every = policies.visible(request.user, _hosts_with_counts())
-    chosen = HostFilter(request.GET, queryset=every)
-    page = Paginator(chosen.qs, PAGE_SIZE).get_page(request.GET.get("page"))
+    """All hosts with presence, devices, engines, instances and what is wrong with them."""
+    every = policies.visible(request.user, Host.objects.all())
+    chosen = HostFilter(request.GET, queryset=every.defer("vitals", "facts").order_by("name"))
+    rows = chosen.qs.prefetch_related(Prefetch("engines", Engine.objects.filter(present=True)))
+    page = Paginator(rows, PAGE_SIZE).get_page(request.GET.get("page"))
+    counts = _instance_counts([host.pk for host in page])
     for host in page:
-        _attach(host)
-    presences = [host.presence for host in policies.visible(request.user, Host.objects.all()) if not _removed(host)]
+        host.shown_look = _shown_look(host)
+        host.groups = presentation.device_groups(host)
+        host.instances_count, host.ready_count = counts.get(host.pk, (0, 0))
     context = {
         "page": page,
         "filter": chosen,
-        "filtered": any(request.GET.get(name) for name in ("q", "presence")),
-        "counts": {name: presences.count(name) for name in ("online", "offline", "waiting")},
-        "all": len(presences),
+        "filtered": any(request.GET.get(name) for name in ("q", "presence", "devices", "state")),
+        "totals": presentation.totals(every),
     }
     return render(request, "fleet/_host_rows.html" if wants_part(request) else "fleet/hosts.html", context)
 
 
-def _removed(host: Host) -> bool:
-    return presentation.is_removed(host)
+def _instance_counts(hosts: list[int]) -> dict[int, tuple[int, int]]:
+    """Host -> (living instances, ready ones); grouped by the key alone, since a host's row holds a lot."""
+    living = ~Q(instances__state__in=GONE) & Q(instances__isnull=False)
+    rows = (
+        Host.objects.filter(pk__in=hosts)
+        .order_by()
+        .values("pk")
+        .annotate(
+            living=Count("instances", filter=living), ready=Count("instances", filter=Q(instances__state="ready"))
+        )
+    )
+    return {row["pk"]: (row["living"], row["ready"]) for row in rows}
 
 
-def _attach(host: Host) -> None:
-    """Put what a host's page and row show beside its columns."""
-    host.shown_look = "removed" if presentation.is_removed(host) else host.presence  # type: ignore[attr-defined]
-    host.memories = [  # type: ignore[attr-defined]
-        (device, presentation.memory(device, host.vitals)) for device in host.devices.all()
-    ]
+def _shown_look(host: Host) -> str:
+    return "removed" if presentation.is_removed(host) else host.presence
 
 
 @require_GET
 def host_detail(request: HttpRequest, pk: int) -> HttpResponse:
     """One host: presence, devices, engines, environment, what runs there, copies, agent."""
-    host = policies.get(request.user, _hosts_with_counts(), Action.VIEW, pk=pk)
-    _attach(host)
+    rows = Host.objects.prefetch_related("devices", Prefetch("engines", Engine.objects.filter(present=True)))
+    host = policies.get(request.user, rows, Action.VIEW, pk=pk)
+    host.shown_look = _shown_look(host)  # type: ignore[attr-defined]
     instances = list(host.instances.exclude(state="stopped").select_related("deployment", "host", "spec__engine")[:100])
     crashed = sum(one.state == "crashed" for one in instances)
+    count, ready = _instance_counts([host.pk])[host.pk]
+    facts = environment.facts_of_host(host)
+    names = {
+        str(one.uuid): (f"{one.deployment.name} #{one.number}", reverse("instance_detail", args=[one.pk]))
+        for one in instances
+    }
     context = {
         "host": host,
         "removed": presentation.is_removed(host),
-        "truth": presentation.truth(
-            host,
-            instances=host.instances_count,  # type: ignore[attr-defined]
-            ready=host.ready_count,  # type: ignore[attr-defined]
-            crashed=crashed,
-        ),
+        "truth": presentation.truth(host, instances=count, ready=ready, crashed=crashed),
         "warnings": presentation.warnings(host),
         "agent": agent_card.describe(host),
         "facts": presentation.facts(host),
+        "card": environment.card(host, list(host.engines.all())),
+        "machine": device_presentation.machine(facts),
+        "xids": device_presentation.xids(facts),
+        "xid_problem": facts.xid.problem if facts else "",
+        **device_presentation.shown(host, facts, names),
         "instances": instances,
         "copies": host.copies.exclude(state="removed").select_related("revision__model")[:100],
         "steps": host.steps.filter(state__in=LIVE_STEPS).select_related("job").order_by("pk")[:20],

@@ -19,8 +19,8 @@ from console.catalog.models import Copy
 from console.common.models import StateChange
 from console.common.states import LOOKS, Look
 from console.deployments.models import Deployment, Instance
-from console.fleet.models import Device, Engine, Host
-from console.fleet.presentation import Memory, is_removed, memory
+from console.fleet.models import Engine, Host
+from console.fleet.presentation import DeviceGroup, device_groups, is_removed
 from console.jobs import presentation
 from console.jobs.models import LIVE_STATES, Job, Step
 
@@ -95,17 +95,17 @@ def context(user: User) -> dict[str, Any]:
     hosts = [host for host in _hosts(user) if not is_removed(host)]
     jobs = _jobs(user)
     troubles = [*_broken(deployments), *_silent(hosts)]
-    memories = {host.pk: [(device, memory(device, host.vitals)) for device in host.devices.all()] for host in hosts}
+    groups = {host.pk: device_groups(host) for host in hosts}
     return {
         "lead": _lead(deployments),
         "troubles": troubles[:SHOWN_TROUBLES],
         "more_troubles": max(0, len(troubles) - SHOWN_TROUBLES),
-        "numbers": _numbers(deployments, hosts, memories, user),
+        "numbers": _numbers(deployments, hosts, groups, user),
         "deployments": deployments[:SHOWN_DEPLOYMENTS],
         "more_deployments": max(0, len(deployments) - SHOWN_DEPLOYMENTS),
         "jobs": jobs[:SHOWN_JOBS],
         "more_jobs": max(0, len(jobs) - SHOWN_JOBS),
-        "hosts": [(host, memories[host.pk]) for host in hosts[:SHOWN_HOSTS]],
+        "hosts": [(host, groups[host.pk]) for host in hosts[:SHOWN_HOSTS]],
         "more_hosts": max(0, len(hosts) - SHOWN_HOSTS),
         "changes": _changes(user),
         **_onboarding(user, hosts, deployments),
@@ -127,7 +127,7 @@ def _deployments(user: User) -> list[ShownDeployment]:
 
 
 def _hosts(user: User) -> QuerySet[Host]:
-    return policies.visible(user, Host.objects.prefetch_related("devices"))
+    return policies.visible(user, Host.objects.defer("vitals", "facts"))
 
 
 def _jobs(user: User) -> list[ShownJob]:
@@ -190,10 +190,13 @@ def _silent(hosts: list[Host]) -> list[Trouble]:
 def _numbers(
     deployments: list[ShownDeployment],
     hosts: list[Host],
-    memories: dict[int, list[tuple[Device, Memory]]],
+    groups: dict[int, list[DeviceGroup]],
     user: User,
 ) -> dict[str, Any]:
-    every = [one for host in hosts if host.is_online for device, one in memories[host.pk]]
+    # RAM counts only where a host has nothing else to serve from.
+    every = [
+        one for host in hosts if host.is_online for one in groups[host.pk] if one.kind == "gpu" or not host.gpu_count
+    ]
     day_ago = timezone.now() - timedelta(hours=24)
     failed = policies.visible(user, Job.objects.filter(state="failed", finished_at__gte=day_ago)).count()
     return {
@@ -205,7 +208,7 @@ def _numbers(
         "instances": sum(one.wanted for one in deployments),
         "online": sum(host.is_online for host in hosts),
         "hosts": len(hosts),
-        "devices": len(every),
+        "devices": sum(one.count for one in every),
         "memory_free": sum(one.free for one in every),
         "memory_total": sum(one.total for one in every),
         "failed_jobs": failed,

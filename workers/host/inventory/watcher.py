@@ -64,6 +64,7 @@ class Watcher:
             gpus=self._reading,
             strangers=find_strangers(table, gpus),
             processes=memory_of_instances(table),
+            memory=read_memory(),
             shm_free=shm()[1],
         )
 

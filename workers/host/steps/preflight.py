@@ -6,12 +6,17 @@ from pathlib import Path
 import psutil
 
 from workers.host import ports
-from workers.host.engines import find_engine
+from workers.host.engines import Engine, find_engine
 from workers.host.failures import StepFailedError
+from workers.host.inventory.engine_environment import read_engine
+from workers.host.inventory.limits import read_disks, read_limits, read_memory
 from workers.host.launching import check_arguments, check_environment
 from workers.host.step_context import StepContext
+from workers.host.vitals import stored_facts
+from workers.host_config import HostConfig
 from workers.step_payloads import PreflightPayload as Payload
 from workers.step_payloads import PreflightResult
+from workers.vllm.environment import failures, judge
 
 __all__ = ["Payload", "resolve_model_path", "run"]
 
@@ -24,6 +29,7 @@ def run(context: StepContext, payload: Payload) -> PreflightResult:
     check_arguments(payload.arguments)
     check_environment(payload.environment)
     context.check()
+    warnings = _judge_environment(context.config, engine, payload.arguments)
     port = _port(payload, config.port_range)
     memory = psutil.virtual_memory()
     disk = shutil.disk_usage(config.state_dir)
@@ -37,6 +43,7 @@ def run(context: StepContext, payload: Payload) -> PreflightResult:
         memory_total=memory.total,
         memory_available=memory.available,
         disk_free=disk.free,
+        warnings=warnings,
     )
 
 
@@ -56,6 +63,44 @@ def resolve_model_path(models_dir: Path, model_path: str) -> Path:
             "path.not_a_directory", f"{path} is a file", next_step="Give the directory that holds config.json."
         )
     return path
+
+
+def _judge_environment(config: HostConfig, engine: Engine, arguments: list[str]) -> list[str]:
+    """Warnings of the environment card; raises `StepFailedError` with the code of its first failure.
+
+    The same judgement as on the host's page, over what the agent's watcher last found; memory and disks are looked at now.
+    """
+    stored = stored_facts(config)
+    if stored is None:
+        return ["The agent has not looked at this host's devices yet: its environment was not judged."]
+    facts, reading = stored
+    fresh = facts.model_copy(update={"memory": read_memory(), "limits": read_limits(), "disks": read_disks(config)})
+    lines = judge(fresh, reading, read_engine(engine), world_size=world_size(arguments))
+    forbidding = failures(lines)
+    if forbidding:
+        first = forbidding[0]
+        raise StepFailedError(
+            first.code,
+            f"{first.title}: {first.fact}" + (f" (needed: {first.need})" if first.need else ""),
+            next_step=first.fix,
+            evidence=[{"line": None, "text": f"{line.title}: {line.fact}. {line.fix}"} for line in forbidding],
+        )
+    return [f"{line.title}: {line.fact}. {line.fix}" for line in lines if line.verdict == "warning"]
+
+
+_PARALLEL = {"--tensor-parallel-size": "tp", "-tp": "tp", "--pipeline-parallel-size": "pp", "-pp": "pp"}
+
+
+def world_size(arguments: list[str]) -> int:
+    """GPUs that one instance takes: tensor times pipeline parallel size, 1 unless they are given."""
+    sizes = {"tp": 1, "pp": 1}
+    for at, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        kind = _PARALLEL.get(name.replace("_", "-"))
+        text = value if equals else "".join(arguments[at + 1 : at + 2])
+        if kind and text.isdigit():
+            sizes[kind] = int(text)
+    return sizes["tp"] * sizes["pp"]
 
 
 def _port(payload: Payload, configured: tuple[int, int]) -> int:
