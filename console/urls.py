@@ -4,6 +4,7 @@ from django.urls import URLPattern, URLResolver, include, path
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("console.telemetry.urls")),
+    path("", include("console.gateway.urls")),
     path("", include("console.deployments.urls")),
     path("", include("console.jobs.urls")),
     path("", include("console.jobs.host_urls")),

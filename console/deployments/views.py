@@ -15,7 +15,7 @@ from console.access.policies import Action
 from console.catalog.copy_presentation import HELD_STATES, fallback_for
 from console.catalog.models import Copy
 from console.common.models import StateChange
-from console.deployments import annotations, services, snippets
+from console.deployments import annotations, public, services, snippets
 from console.deployments.filters import DeploymentFilter
 from console.deployments.forms import NotesForm
 from console.deployments.models import RUNNING_STATES, Attempt, Deployment, Instance, Spec
@@ -250,8 +250,11 @@ def _fallback(deployment: Deployment) -> Copy | None:
 
 
 def _endpoint_card(deployment: Deployment) -> dict[str, Any] | None:
-    found = services.endpoint(deployment)
-    return _card(found, key=snippets.HIDDEN_KEY) if found else None
+    if reached := public.endpoint(deployment):
+        found = services.Endpoint(url=reached.url, key="", model=reached.model)
+        return _card(found, key=snippets.HIDDEN_KEY) | {"through_gateway": True}
+    own = services.endpoint(deployment)
+    return _card(own, key=snippets.HIDDEN_KEY) if own else None
 
 
 def _card(endpoint: services.Endpoint, *, key: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from console.access.models import User
 from console.common import live
 from console.common.errors import Refused
 from console.gateway import bell
-from console.gateway.models import Key, Route
+from console.gateway.models import Key, Route, TeamLimits
 
 PREFIX = "sk-"
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency", "daily_tokens")
@@ -127,3 +127,13 @@ def _record(key: Key, action: str, actor: User | None, *, reason: str = "", expi
     )
     bell.ring()
     live.changed("key", key.pk)
+
+
+def limit_team(limits: TeamLimits, *, actor: User) -> None:
+    """Change what all keys of a team may take together."""
+    with transaction.atomic():
+        limits.save()
+        given = {name: getattr(limits, name) for name in LIMITS}
+        access.record(actor=actor, action="team.limit", target=str(limits.team), target_url="/keys/", **given)
+        bell.ring()
+        live.changed("key")

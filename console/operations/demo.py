@@ -17,11 +17,14 @@ from django.db.models import QuerySet
 
 from console import env
 from console.access import services as access
-from console.access.models import Role, User
+from console.access.models import DEFAULT_TEAM_ID, Role, User
 from console.catalog.models import Copy
 from console.deployments import services as deployments
 from console.deployments.models import Deployment
 from console.fleet.models import Engine, Host
+from console.gateway import keys, routes
+from console.gateway.models import Key, Route
+from console.gateway.routes import Share
 from console.jobs import engine_jobs, host_jobs
 from console.jobs import services as jobs
 from console.jobs.models import LIVE_STATES, Job
@@ -44,6 +47,7 @@ INVENTORY_SECONDS = 30
 SERVING_SECONDS = 900
 START_SECONDS = 900
 ANSWER_SECONDS = 120
+GATEWAY_SECONDS = 120
 
 T = TypeVar("T")
 
@@ -86,9 +90,7 @@ class Demo:
         engine = self.engine(host)
         copy = self.model(host, engine)
         deployment = self.deployment(copy, engine)
-        endpoint = deployments.endpoint(deployment)
-        if endpoint is None:
-            raise DemoFailed(f"{deployment} has no ready instance by now. {deployments.describe(deployment)}")
+        endpoint = deployments.Endpoint(url=env.gateway_url(), key=self.key(), model=self.route(deployment).name)
         answer = self.ask(endpoint)
         return Ready(env.public_url(), endpoint.url, endpoint.model, endpoint.key, user, password, answer)
 
@@ -100,7 +102,7 @@ class Demo:
             person, password = access.add_person(
                 username=ADMIN, role=Role.ADMIN, actor=None, password=access.generate_password()
             )
-            _keep(person.username, password)
+            _keep(user=person.username, password=password)
             self.say(f"Sign in at {env.public_url()} as {person.username} with the password {password}")
             return person.username, password
         known = _kept()
@@ -198,9 +200,47 @@ class Demo:
         if deployment.state in ("stopped", "failed"):
             self._follow(deployments.start(deployment, actor=None, reason="make demo"))
 
+    # -- the gateway --------------------------------------------------------------------------------------------------
+
+    def route(self, deployment: Deployment) -> Route:
+        """Find the route to the demo's deployment, or make it."""
+        found = Route.objects.filter(targets__deployment=deployment, enabled=True).first()
+        return found or routes.save(
+            Route(name=deployment.name, team_id=deployment.team_id),
+            aliases=[],
+            shares=[Share(deployment)],
+            actor=None,
+            reason="make demo",
+        )
+
+    def key(self) -> str:
+        """The demo's gateway key: the kept one if it is still good, else a new one."""
+        kept = _kept()
+        known = Key.objects.filter(sha256=keys.digest(kept.get("key", ""))).first()
+        if known and known.is_usable:
+            return kept["key"]
+        _key, secret = keys.create(
+            name="make demo", owner=None, routes=None, expires_at=None, actor=None, team_id=DEFAULT_TEAM_ID
+        )
+        _keep(**{**kept, "key": secret})
+        return secret
+
     def ask(self, endpoint: deployments.Endpoint) -> str:
-        """Ask the model the demo's question; returns its answer."""
+        """Ask the model the demo's question through the gateway; returns its answer."""
         began = time.monotonic()
+        answer = self._wait(
+            lambda: self._asked(endpoint),
+            what=f"{endpoint.model} to answer through the gateway at {endpoint.url}",
+            seconds=GATEWAY_SECONDS,
+            next_step="Look at the lines that start with “gateway” and “haproxy” above, and at the console’s routes.",
+        )
+        if not answer:
+            raise DemoFailed(f"{endpoint.model} answered with nothing. Look at the instance's log in the console.")
+        self.say(f"{QUESTION} – {answer} ({time.monotonic() - began:.1f} s)")
+        return answer
+
+    def _asked(self, endpoint: deployments.Endpoint) -> str | None:
+        """The answer; None while the gateway has not heard of the key, the route or the instance yet."""
         body = {"model": endpoint.model, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
         request = urllib.request.Request(  # noqa: S310 - the URL is the console's own
             f"{endpoint.url}/v1/chat/completions",
@@ -209,15 +249,15 @@ class Demo:
         )
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:  # noqa: S310 - as above
-                answer = str(json.load(response)["choices"][0]["message"]["content"]).strip()
+                return str(json.load(response)["choices"][0]["message"]["content"]).strip()
+        except urllib.error.HTTPError as error:
+            if error.code in (401, 403, 404, 503):
+                return None
+            raise DemoFailed(f"{endpoint.model} answered with {error}: {error.read(500)!r}") from None
         except (OSError, ValueError, KeyError, IndexError) as error:
             raise DemoFailed(
                 f"{endpoint.model} at {endpoint.url} did not answer: {error}. Look at the instance's log in the console."
             ) from None
-        if not answer:
-            raise DemoFailed(f"{endpoint.model} answered with nothing. Look at the instance's log in the console.")
-        self.say(f"{QUESTION} – {answer} ({time.monotonic() - began:.1f} s)")
-        return answer
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
@@ -258,14 +298,14 @@ def _serving() -> Deployment | None:
 
 
 def secrets_path() -> Path:
-    """File (mode 0600) that holds the demo's first password, so that the line for scripts can repeat it."""
+    """File (mode 0600) that holds the demo's first password and its gateway key, so that the line for scripts can repeat it."""
     return env.environment().console_dir / "demo.json"
 
 
-def _keep(user: str, password: str) -> None:
+def _keep(**secrets: str) -> None:
     descriptor = os.open(secrets_path(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        json.dump({"user": user, "password": password}, file)
+        json.dump(secrets, file)
 
 
 def _kept() -> dict[str, str]:

@@ -8,6 +8,9 @@ import pytest
 
 from console import env
 from console.access.models import User
+from console.deployments.models import Deployment
+from console.gateway import keys
+from console.gateway.models import Key
 from console.jobs import services as jobs
 from console.jobs.models import Job, Step
 from console.operations.demo import ADMIN, CHANGED, Demo, DemoFailed, Ready, secrets_path
@@ -115,6 +118,20 @@ def test_progress_has_amount_rate_and_remaining_time(known: dict[str, float], li
     assert progress(Step(kind="launch", progress=known)) == line
 
 
-def test_the_kept_password_is_the_only_thing_in_its_file(demo: Demo) -> None:
+def test_the_password_and_the_key_are_kept_and_nothing_else(demo: Demo) -> None:
     demo.admin()
     assert set(json.loads(secrets_path().read_text())) == {"user", "password"}
+    key = demo.key()
+    assert set(json.loads(secrets_path().read_text())) == {"user", "password", "key"}
+    assert secrets_path().stat().st_mode & 0o777 == 0o600
+    assert demo.key() == key
+    keys.revoke(Key.objects.get(), actor=None, reason="test")
+    assert demo.key() != key
+
+
+def test_the_route_that_is_there_is_found_and_no_second_one_made(demo: Demo, fleet: factories.Fleet) -> None:
+    fleet.deploy(name="demo")
+    deployment = Deployment.objects.get(name="demo")
+    route = demo.route(deployment)
+    assert route.names == ["demo"]
+    assert demo.route(deployment) == route

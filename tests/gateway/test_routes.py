@@ -1,0 +1,130 @@
+"""Routes, and which instances of which deployments get their requests."""
+
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from console.access.models import Team, User
+from console.common.errors import Refused
+from console.deployments import observations, public
+from console.deployments.models import Attempt, Deployment, Instance
+from console.gateway import names, plan, routes
+from console.gateway.models import Route
+from console.gateway.routes import Share
+from tests.factories import Fleet
+
+
+def deployed(
+    fleet: Fleet, name: str, *, served: list[str] | None = None, state: str = "ready", port: int = 18001
+) -> Instance:
+    """A deployment whose engine runs, as its host reports it."""
+    fleet.deploy(name=name)
+    instance = Deployment.objects.get(name=name).instances.get()
+    Instance.objects.filter(pk=instance.pk).update(state=state, port=port, run=True, ordered=True)
+    argv = ["vllm", "serve", "/m", "--port", str(port), names.FLAG, *(served or [name])]
+    Attempt.objects.create(instance=instance, number=1, argv=argv, started_at=timezone.now())
+    instance.refresh_from_db()
+    return instance
+
+
+def save(name: str, *shares: Share, aliases: tuple[str, ...] = (), **fields: Any) -> Route:
+    return routes.save(Route(name=name), aliases=aliases, shares=shares, actor=None, **fields)
+
+
+def servers() -> dict[str, list[int]]:
+    return {
+        f"{route.names[0]}/{target.deployment}": [server.instance for server in target.servers]
+        for route in plan.read().routes
+        for target in route.targets
+    }
+
+
+@pytest.mark.parametrize(
+    "state", ["starting", "loading", "validating", "warming", "unhealthy", "restarting", "stopped"]
+)
+def test_only_ready_instances_get_requests(fleet: Fleet, state: str) -> None:
+    instance = deployed(fleet, "chat")
+    save("chat", Share(instance.deployment))
+    assert servers() == {"chat/chat": [instance.pk]}
+    Instance.objects.filter(pk=instance.pk).update(state=state)
+    assert servers() == {"chat/chat": []}
+
+
+def test_an_instance_that_was_told_to_stop_drains(fleet: Fleet) -> None:
+    instance = deployed(fleet, "chat")
+    save("chat", Share(instance.deployment))
+    Instance.objects.filter(pk=instance.pk).update(run=False)
+    (server,) = plan.read().routes[0].targets[0].servers
+    assert server.draining
+
+
+def test_an_engine_that_does_not_know_a_name_waits_for_its_restart(fleet: Fleet) -> None:
+    instance = deployed(fleet, "chat")
+    route = save("chat", Share(instance.deployment))
+    routes.save(route, aliases=["gpt-4o"], shares=[Share(instance.deployment)], actor=None)
+    assert servers() == {"chat/chat": []}
+    assert public.served_names(instance.deployment) == ["chat", "gpt-4o"]
+    assert observations.order(instance).served_model_names == ["chat", "gpt-4o"]
+    attempt = {"number": 2, "argv": ["vllm", names.FLAG, "chat", "gpt-4o"], "started_at": timezone.now()}
+    Attempt.objects.create(instance=instance, **attempt)
+    assert servers() == {"chat/chat": [instance.pk]}
+
+
+def test_who_is_fallen_back_to_serves_the_others_names_too(fleet: Fleet) -> None:
+    instance = deployed(fleet, "spare")
+    spare = save("spare", Share(instance.deployment))
+    save("chat", aliases=("org/chat",), fallback=spare)
+    assert set(public.served_names(instance.deployment)) == {"spare", "chat", "org/chat"}
+    assert servers() == {"spare/spare": []}
+
+
+def test_a_name_belongs_to_one_route(fleet: Fleet) -> None:
+    save("chat", aliases=("gpt",))
+    for name, aliases in (("gpt", ()), ("other", ("chat",)), ("other", ("other",))):
+        with pytest.raises(Refused):
+            save(name, aliases=aliases)
+    assert Route.objects.count() == 1
+
+
+def test_another_teams_deployment_can_not_be_behind_a_route(fleet: Fleet) -> None:
+    fleet.deploy(name="theirs")
+    theirs = Deployment.objects.get(name="theirs")
+    theirs.team = Team.objects.create(name="others")
+    theirs.save()
+    with pytest.raises(Refused):
+        save("chat", Share(theirs))
+
+
+def test_versions_may_change_places(fleet: Fleet) -> None:
+    for name in ("a", "b"):
+        fleet.deploy(name=name)
+    first, second = Deployment.objects.get(name="a"), Deployment.objects.get(name="b")
+    route = save("chat", Share(first, version="old"), Share(second, version="new"))
+    swapped = [Share(first, version="new"), Share(second, version="old")]
+    routes.save(route, aliases=(), shares=swapped, actor=None)
+    assert {one.deployment.name: one.version for one in route.targets.all()} == {"a": "new", "b": "old"}
+
+
+def test_weights_change_alone_and_are_recorded(fleet: Fleet, operator: User) -> None:
+    fleet.deploy(name="a")
+    route = save("chat", Share(Deployment.objects.get(name="a")))
+    target = route.targets.get()
+    routes.weigh(route, {target.pk: 5, 99_999: 1}, actor=operator, reason="canary")
+    target.refresh_from_db()
+    assert target.weight == 5
+
+
+def test_the_endpoint_of_a_deployment_is_its_route(fleet: Fleet) -> None:
+    instance = deployed(fleet, "chat-v1")
+    assert public.endpoint(instance.deployment) is None
+    save("chat", Share(instance.deployment))
+    found = public.endpoint(instance.deployment)
+    assert found
+    assert found.model == "chat"
+
+
+def test_names_are_read_from_the_last_of_a_commands_flags() -> None:
+    assert names.served(["vllm", names.FLAG, "a", "b", "--port", "1"]) == ["a", "b"]
+    assert names.served(["vllm", names.FLAG, "a", "--x", names.FLAG, "b", "c"]) == ["b", "c"]
+    assert names.served(["vllm"]) == []
