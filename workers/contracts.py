@@ -105,6 +105,7 @@ class StepKind(StrEnum):
     REMOVE_ENGINE = "remove_engine"
     CLEAR_CACHE = "clear_cache"
     MAKE_DEMO_MODEL = "make_demo_model"
+    CONTROL_RUN = "control_run"
     DELETE_COPY = "delete_copy"
     SERVE_COPY = "serve_copy"
     UPGRADE_AGENT = "upgrade_agent"

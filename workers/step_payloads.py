@@ -164,6 +164,32 @@ class ValidateResult(Message):
     """Warnings of the load log, `{line, text, meaning}`."""
 
 
+class ControlRunPayload(Message):
+    """Ask the question of the same files with transformers, in the engine's environment, on the CPU."""
+
+    engine: str
+    model_path: str
+    question: str = Field(min_length=1, max_length=20_000)
+    mode: Literal["chat", "completions"] = "chat"
+    max_tokens: int = Field(default=48, ge=1, le=1024)
+    expected: str = ""
+    language: str = ""
+    engine_answer: str = ""
+    """What the engine said, to be compared."""
+
+
+class ControlRunResult(Message):
+    """`sane`: these files answer well without the engine, so the engine is at fault; `verdict` says so in words."""
+
+    answer: str
+    engine_answer: str
+    sane: bool
+    verdict: str
+    missing: list[str] = []
+    """Weights that the files lack."""
+    seconds: float
+
+
 class WarmupPayload(InstancePayload):
     """Send requests until the time to the first token is stable; afterwards the instance is ready."""
 

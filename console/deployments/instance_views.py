@@ -9,7 +9,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import policies
 from console.access.policies import Action
-from console.deployments import log_reading, services, snippets
+from console.deployments import control, log_reading, services, snippets
 from console.deployments.models import Attempt, Instance
 from console.deployments.views import find
 from console.jobs.asking import ask
@@ -71,6 +71,26 @@ def instance_restart(request: HttpRequest, pk: int) -> HttpResponse:
         "back": f"/deployments/{instance.deployment_id}/",
     }
     return ask(request, context, lambda user, reason: services.restart(instance, actor=user, reason=reason))
+
+
+@require_http_methods(["GET", "POST"])
+def instance_control_run(request: HttpRequest, pk: int) -> HttpResponse:
+    """Ask the probe's question of the same files without the engine."""
+    instance = _instance(request.user, pk, Action.OPERATE)
+    context = {
+        "title": _("Control run of %(name)s") % {"name": instance},
+        "heading": _("Ask %(name)s without its engine?") % {"name": instance},
+        "consequences": [
+            _("transformers loads the same files on the CPU of %(host)s and answers the probe's question.")
+            % {"host": instance.host},
+            _("It needs about 1.3 times the size of the weights as free RAM, and minutes for a large model."),
+            _("What serves goes on serving; it shares the CPU meanwhile."),
+        ],
+        "button": _("Start"),
+        "danger": False,
+        "back": f"/instances/{pk}/",
+    }
+    return ask(request, context, lambda user, reason: control.control_run(instance, actor=user, reason=reason))
 
 
 @require_GET

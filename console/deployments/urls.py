@@ -26,6 +26,7 @@ urlpatterns = [
     path("deployments/<int:pk>/log/", instance_views.deployment_log_part, name="deployment_log_part"),
     path("instances/<int:pk>/", instance_views.instance_detail, name="instance_detail"),
     path("instances/<int:pk>/restart/", instance_views.instance_restart, name="instance_restart"),
+    path("instances/<int:pk>/control-run/", instance_views.instance_control_run, name="instance_control_run"),
     path("instances/<int:pk>/log/", instance_views.instance_log_part, name="instance_log_part"),
     path("attempts/<int:pk>/log/", instance_views.attempt_log_before, name="attempt_log_before"),
     path("attempts/<int:pk>/log/file/", instance_views.attempt_log_file, name="attempt_log_file"),

@@ -14,6 +14,7 @@ JOB_KINDS = [
     ("verify", _("Verify files")),
     ("install_engine", _("Install engine")),
     ("make_demo_model", _("Make demo model")),
+    ("control_run", _("Control run")),
 ]
 
 

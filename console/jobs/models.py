@@ -49,6 +49,7 @@ STEP_TITLES = {
     StepKind.REMOVE_ENGINE: _("Remove engine"),
     StepKind.CLEAR_CACHE: _("Clear cache"),
     StepKind.MAKE_DEMO_MODEL: _("Make demo model"),
+    StepKind.CONTROL_RUN: _("Control run"),
     StepKind.DELETE_COPY: _("Delete files"),
     StepKind.SERVE_COPY: _("Open the copy"),
     StepKind.UPGRADE_AGENT: _("Upgrade agent"),

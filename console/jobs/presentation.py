@@ -275,6 +275,15 @@ def _validate(result: Mapping[str, Any]) -> list[Fact]:
     ]
 
 
+def _control_run(result: Mapping[str, Any]) -> list[Fact]:
+    return [
+        Fact(_("Verdict"), str(result.get("verdict", "")), wide=True),
+        Fact(_("Answer of transformers"), str(result.get("answer", "")), wide=True),
+        Fact(_("Answer of the engine"), str(result.get("engine_answer") or "–"), wide=True),
+        Fact(_("Took"), _duration(result.get("seconds"))),
+    ]
+
+
 def _warmup(result: Mapping[str, Any]) -> list[Fact]:
     return [
         Fact(_("Time to first token"), _milliseconds(result.get("ttft_seconds"))),
@@ -348,6 +357,7 @@ _DESCRIPTIONS: Mapping[StepKind, Callable[[Mapping[str, Any]], list[Fact]]] = {
     StepKind.REMOVE_ENGINE: _freed,
     StepKind.CLEAR_CACHE: _freed,
     StepKind.MAKE_DEMO_MODEL: _demo,
+    StepKind.CONTROL_RUN: _control_run,
     StepKind.DELETE_COPY: _delete_copy,
     StepKind.SERVE_COPY: _serve_copy,
 }

@@ -7,6 +7,7 @@ from django.test import Client
 from redis import Redis
 
 from console.access import services as access
+from console.access.models import User
 from console.deployments import golden, observations
 from console.deployments.models import Attempt, GoldenAnswer, Instance
 from console.fleet.models import Engine
@@ -102,3 +103,22 @@ def test_ingest_believes_a_validation_only_from_the_instance_s_own_host(instance
     own = Fleet(instance.host, instance.spec.engine, instance.spec.copy, "", uuid4())
     take_reports(broker, own.host, [own.report(**body)])
     assert Attempt.objects.get().validation["sound"] is True
+
+
+def test_a_control_run_is_offered_to_operators_and_asks_the_probe_s_question(
+    instance: Instance, client: Client, viewer: User, operator: User
+) -> None:
+    observations.checked(instance, report(instance, sound=False))
+    Step.objects.filter(kind="validate").update(result={"answer": "the the the"})
+    page = f"/instances/{instance.pk}/"
+    client.force_login(viewer)
+    assert "Control run…" not in client.get(page).content.decode()
+    assert client.get(f"{page}control-run/").status_code == 403
+    assert client.post(f"{page}control-run/", {"reason": "x"}).status_code == 403
+    client.force_login(operator)
+    assert "Control run…" in client.get(page).content.decode()
+    assert client.post(f"{page}control-run/", {"reason": "engine or files?"}).status_code == 302
+    step = Step.objects.get(kind="control_run")
+    assert step.payload["question"] == QUESTION
+    assert step.payload["engine_answer"] == "the the the"
+    assert "still runs" in client.post(f"{page}control-run/", {"reason": "again"}).content.decode()

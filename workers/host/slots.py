@@ -18,6 +18,7 @@ SLOTS: dict[StepKind, tuple[str, int]] = {
     StepKind.ADOPT_ENGINE: ("install", 1),
     StepKind.CHECK_ENGINE: ("install", 1),
     StepKind.MAKE_DEMO_MODEL: ("install", 1),
+    StepKind.CONTROL_RUN: ("install", 1),
     StepKind.DOWNLOAD: ("download", 2),
     StepKind.VERIFY: ("read", 2),
 }
