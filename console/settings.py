@@ -80,7 +80,6 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "console.common.context.shell",
-                "console.deployments.brake.context",
             ]
         },
     }

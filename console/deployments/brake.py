@@ -12,9 +12,7 @@ from typing import Any
 
 import structlog
 from django.db import transaction
-from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.functional import SimpleLazyObject
 from django.utils.translation import gettext as _
 
 from console.access import services as access
@@ -110,11 +108,6 @@ def hold(_host: Host) -> dict[str, Any]:
     """Contribution to a host's desired state."""
     brake = engaged()
     return {"hold": brake.reason} if brake else {}
-
-
-def context(_request: HttpRequest) -> dict[str, Any]:
-    """For the banner on every page."""
-    return {"brake": SimpleLazyObject(engaged)}
 
 
 def _released_lately() -> bool:

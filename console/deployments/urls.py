@@ -31,6 +31,7 @@ urlpatterns = [
     path("attempts/<int:pk>/log/", instance_views.attempt_log_before, name="attempt_log_before"),
     path("attempts/<int:pk>/log/file/", instance_views.attempt_log_file, name="attempt_log_file"),
     path("hosts/<int:pk>/drain/", host_views.host_drain, name="host_drain"),
+    path("brake/", brake_views.brake_banner, name="brake_banner"),
     path("brake/release/", brake_views.brake_release, name="brake_release"),
     path("playground/", playground.playground, name="playground"),
     path("playground/<int:pk>/chat/", playground.playground_chat, name="playground_chat"),
