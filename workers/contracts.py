@@ -405,6 +405,34 @@ class InstanceChecked(Message):
     """Warnings of the engine's log so far, `{line, text, meaning}`."""
 
 
+class LaunchFacts(Message):
+    """What a start turned out to need, as its engine said it; None where this version doesn't. Bytes are per rank."""
+
+    weights_bytes: int | None = None
+    load_seconds: float | None = None
+    kv_cache_bytes: int | None = None
+    kv_cache_tokens: int | None = None
+    max_model_len: int | None = None
+    max_concurrency: float | None = None
+    graph_bytes: int | None = None
+    init_seconds: float | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
+    resident_bytes: int | None = None
+    """Memory of all its processes in RAM, shared pages counted once."""
+    seconds: float | None = None
+    """From the spawn to the end of the warm-up."""
+
+
+class AttemptMeasured(Message):
+    """A start has warmed up: what it needed, to be laid beside what was planned."""
+
+    kind: Literal["attempt.measured"] = "attempt.measured"
+    instance: UUID
+    number: int
+    facts: LaunchFacts
+
+
 class AttemptStarted(Message):
     """An engine process was spawned. `environment` names what was set; secret values are replaced by `***`."""
 
@@ -495,6 +523,7 @@ Body: TypeAlias = Annotated[
     | AttemptStarted
     | AttemptEnded
     | InstanceChecked
+    | AttemptMeasured
     | HostInventory
     | EngineSchema
     | UnknownInstances,

@@ -141,7 +141,7 @@ def _restart_words(deployment: Deployment, instance: Instance) -> list[str]:
     seconds = last.truth.get("seconds") if last is not None else None
     if seconds:
         words.append(
-            _("The new engine is validated and warmed up before it serves; the last one listened after %(time)s.")
+            _("The new engine is validated and warmed up before it serves; the last one was ready after %(time)s.")
             % {"time": readable_duration(float(seconds))}
         )
     else:

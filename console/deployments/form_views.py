@@ -24,7 +24,18 @@ from console.fleet.models import Engine
 
 FOLDS = (
     ("environment", ("environment", "port")),
-    ("checks", ("probe_prompt", "probe_expected", "warmup_prompt", "start_minutes")),
+    (
+        "checks",
+        (
+            "probe_mode",
+            "probe_prompt",
+            "probe_expected",
+            "probe_language",
+            "warmup_prompt",
+            "warmup_prompts",
+            "start_minutes",
+        ),
+    ),
     ("restarts", ("restart_budget", "restart_minutes", "notes")),
 )
 

@@ -104,6 +104,12 @@ class DeployForm(forms.Form):
         help_text=_("Empty: the host takes a free one of its range."),
         widget=_number(_("automatic")),
     )
+    probe_mode = forms.ChoiceField(
+        label=_("Asked as"),
+        required=False,
+        choices=[("", _("a chat")), ("completions", _("a text to go on with"))],
+        help_text=_("A base model without a chat template can't be asked as a chat."),
+    )
     probe_prompt = forms.CharField(
         label=_("Probe question"),
         required=False,
@@ -118,12 +124,27 @@ class DeployForm(forms.Form):
         help_text=_("Empty: any sane answer will do."),
         widget=forms.TextInput(attrs={"placeholder": _("such as Paris")}),
     )
+    probe_language = forms.CharField(
+        label=_("Language of the answer"),
+        required=False,
+        max_length=20,
+        validators=[RegexValidator(r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$", _("Give a tag such as en or zh-Hans."))],
+        help_text=_("An answer in another language fails the start. Empty: any."),
+        widget=forms.TextInput(attrs={"placeholder": "en"}),
+    )
     warmup_prompt = forms.CharField(
         label=_("Warm-up prompt"),
         required=False,
         max_length=4000,
         help_text=_("Sent twice after the probe, so that the first person doesn't wait for kernels to be built."),
         widget=forms.TextInput(attrs={"placeholder": DEFAULT_PROBE.warmup_prompt}),
+    )
+    warmup_prompts = forms.CharField(
+        label=_("Own warm-up prompts"),
+        required=False,
+        max_length=20_000,
+        help_text=_("One a line, as your clients ask: sent in turn until the time to the first token is stable."),
+        widget=forms.Textarea(attrs={"rows": 2}),
     )
     start_minutes = forms.IntegerField(
         label=_("Start deadline (minutes)"),
@@ -347,6 +368,14 @@ class DeployForm(forms.Form):
         """What follows `vllm serve MODEL`, as far as it could be read."""
         return (argv_from_values(self.schema, self.values()) if self.schema else []) + self.words
 
+    def _base_probe(self) -> Probe:
+        spec = self.changing.current_spec if self.changing else None
+        return Probe.model_validate(spec.probe) if spec else DEFAULT_PROBE
+
+    def _base_restart(self) -> RestartPolicy:
+        spec = self.changing.current_spec if self.changing else None
+        return RestartPolicy.model_validate(spec.restart) if spec else DEFAULT_RESTART
+
     def order(self) -> dict[str, Any]:
         """Arguments for `services.create` and `changes.change`."""
         data: Mapping[str, Any] = self.cleaned_data
@@ -360,14 +389,22 @@ class DeployForm(forms.Form):
             "arguments": self.argv(),
             "environment": data["environment"],
             "port": data["port"],
-            "probe": Probe(
-                prompt=data["probe_prompt"] or DEFAULT_PROBE.prompt,
-                expected=data["probe_expected"],
-                warmup_prompt=data["warmup_prompt"] or DEFAULT_PROBE.warmup_prompt,
+            # A spec may hold more of both than the form has fields for: a change leaves that alone.
+            "probe": self._base_probe().model_copy(
+                update={
+                    "mode": data["probe_mode"] or DEFAULT_PROBE.mode,
+                    "prompt": data["probe_prompt"] or DEFAULT_PROBE.prompt,
+                    "expected": data["probe_expected"],
+                    "language": data["probe_language"],
+                    "warmup_prompt": data["warmup_prompt"] or DEFAULT_PROBE.warmup_prompt,
+                    "warmup_prompts": [line.strip() for line in data["warmup_prompts"].splitlines() if line.strip()],
+                }
             ),
-            "restart": RestartPolicy(
-                budget=DEFAULT_RESTART.budget if budget is None else budget,
-                window_seconds=60.0 * window if window else DEFAULT_RESTART.window_seconds,
+            "restart": self._base_restart().model_copy(
+                update={
+                    "budget": DEFAULT_RESTART.budget if budget is None else budget,
+                    "window_seconds": 60.0 * window if window else DEFAULT_RESTART.window_seconds,
+                }
             ),
             "start_deadline_seconds": 60.0 * (data["start_minutes"] or DEFAULT_START_MINUTES),
             "reason": data["reason"],

@@ -1,9 +1,7 @@
 """Ready-to-paste calls of a deployment's endpoint, and the differences between two specs."""
 
-import difflib
 import json
 import shlex
-from dataclasses import dataclass
 
 from console.deployments import services
 from console.deployments.models import Spec
@@ -11,14 +9,6 @@ from console.deployments.models import Spec
 HIDDEN_KEY = "$SLIPWAY_KEY"
 """Stands where the key is not shown: a shell takes it from the environment."""
 QUESTION = "What is the capital of France?"
-
-
-@dataclass(frozen=True)
-class DiffLine:
-    """One line of a difference. `mark` is `+`, `-` or a space."""
-
-    mark: str
-    text: str
 
 
 def curl(endpoint: services.Endpoint, *, key: str) -> str:
@@ -75,12 +65,6 @@ def grouped(arguments: list[str]) -> list[str]:
         else:
             lines[-1] += f" {shlex.quote(word)}"
     return lines
-
-
-def difference(old: Spec, new: Spec) -> list[DiffLine]:
-    """What changed from `old` to `new`, with all lines around it."""
-    pairs = difflib.ndiff(spec_lines(old), spec_lines(new))
-    return [DiffLine(line[0], line[2:]) for line in pairs if line[0] in "+- "]
 
 
 def command(spec: Spec) -> str:

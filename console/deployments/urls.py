@@ -2,7 +2,15 @@
 
 from django.urls import path
 
-from console.deployments import brake_views, form_views, host_views, instance_views, playground, views
+from console.deployments import (
+    brake_views,
+    form_views,
+    host_views,
+    instance_views,
+    planning_views,
+    playground,
+    views,
+)
 
 urlpatterns = [
     path("deployments/", views.deployment_list, name="deployment_list"),
@@ -12,6 +20,17 @@ urlpatterns = [
     path("deployments/new/draft/", form_views.deployment_draft, name="deployment_draft"),
     path(
         "deployments/drafts/<uuid:key>/discard/", form_views.deployment_draft_discard, name="deployment_draft_discard"
+    ),
+    path("predictions/", planning_views.prediction_list, name="prediction_list"),
+    path("devices/", planning_views.device_list, name="device_list"),
+    path("devices/new/", planning_views.device_edit, name="device_add"),
+    path("devices/<slug:key>/", planning_views.device_edit, name="device_edit"),
+    path("devices/<slug:key>/reset/", planning_views.device_reset, name="device_reset"),
+    path("models/<int:pk>/fits/", planning_views.model_fits, name="model_fits"),
+    path(
+        "deployments/<int:pk>/specs/<int:number>/roll-back/",
+        planning_views.deployment_roll_back,
+        name="deployment_roll_back",
     ),
     path("deployments/<int:pk>/change/", form_views.deployment_change, name="deployment_change"),
     path("deployments/<int:pk>/", views.deployment_detail, name="deployment_detail"),

@@ -15,10 +15,11 @@ from console.access.policies import Action
 from console.catalog.copy_presentation import HELD_STATES, fallback_for
 from console.catalog.models import Copy
 from console.common.models import StateChange
-from console.deployments import annotations, public, services, snippets
+from console.deployments import annotations, measurements, public, services, snippets
 from console.deployments.filters import DeploymentFilter
 from console.deployments.forms import NotesForm
 from console.deployments.models import RUNNING_STATES, Attempt, Deployment, Instance, Spec
+from console.deployments.spec_difference import compare
 from console.jobs.asking import ask
 from console.jobs.models import Job
 
@@ -75,6 +76,7 @@ def deployment_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "jobs": Job.objects.filter(about).select_related("requested_by").order_by("-pk")[:5],
         "changes": _changes(deployment, instances),
         "endpoint": _endpoint_card(deployment),
+        "fit_truth": measurements.card(deployment),
         "command": snippets.command(deployment.current_spec) if deployment.current_spec else "",
     }
     return render(request, "deployments/detail.html", context)
@@ -115,7 +117,8 @@ def deployment_specs(request: HttpRequest, pk: int) -> HttpResponse:
         "specs": specs,
         "old": old,
         "new": new,
-        "difference": snippets.difference(old, new) if old and new else [],
+        "comparison": compare(old, new) if old and new else None,
+        "only_changed": request.GET.get("only") == "changed",
         "command": snippets.command(new) if new else "",
         "lines": snippets.spec_lines(new) if new and not old else [],
     }

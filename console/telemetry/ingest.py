@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 
 from console.common import live
 from console.common.broker import connection
-from console.deployments import observations
+from console.deployments import measurements, observations
 from console.deployments.models import Instance
 from console.fleet import schemas
 from console.fleet import services as fleet
@@ -37,6 +37,7 @@ from console.telemetry.intake import Intake
 from console.telemetry.rings import Rings
 from workers.contracts import (
     AttemptEnded,
+    AttemptMeasured,
     AttemptStarted,
     EngineSchema,
     Heartbeat,
@@ -72,7 +73,7 @@ StepBody = StepStarted | StepStillRunning | StepProgress | StepEvent | StepFinis
 _SAMPLE: TypeAdapter[Heartbeat | MetricsBatch] = TypeAdapter(
     Annotated[Heartbeat | MetricsBatch, Field(discriminator="kind")]
 )
-InstanceBody = InstanceObserved | AttemptStarted | AttemptEnded | InstanceChecked
+InstanceBody = InstanceObserved | AttemptStarted | AttemptEnded | InstanceChecked | AttemptMeasured
 
 
 class Forged(Exception):
@@ -294,6 +295,8 @@ def _instance(host: Host, body: InstanceBody) -> None:
         observations.attempt_started(instance, body)
     elif isinstance(body, InstanceChecked):
         observations.checked(instance, body)
+    elif isinstance(body, AttemptMeasured):
+        measurements.record(instance, body)
     else:
         observations.attempt_ended(instance, body)
 

@@ -17,11 +17,14 @@ function draw(place) {
   if (!source || !window.Plotly) return;
   const figure = JSON.parse(source.textContent);
   const colours = palette();
-  const data = figure.data.map((trace) => ({
-    ...trace,
-    marker: trace.marker && { ...trace.marker, color: coloured(trace.marker.color, colours) },
-    line: trace.line && { ...trace.line, color: coloured(trace.line.color, colours) },
-  }));
+  const data = figure.data.map((trace) => {
+    const drawn = { ...trace };
+    // A part that a trace hasn't must stay away: Plotly stumbles over one that is undefined.
+    for (const part of ["marker", "line"]) {
+      if (trace[part]) drawn[part] = { ...trace[part], color: coloured(trace[part].color, colours) };
+    }
+    return drawn;
+  });
   const axis = { gridcolor: colours.line, zerolinecolor: colours.line, linecolor: colours.line };
   const layout = {
     paper_bgcolor: "rgba(0,0,0,0)",

@@ -227,7 +227,7 @@ def test_notes_are_kept_and_shown_as_text(deployment: Deployment, admin: User) -
     assert AuditEntry.objects.filter(action="deployment.note").exists()
 
 
-def test_two_specs_are_compared_line_by_line(deployment: Deployment, viewer: User) -> None:
+def test_two_specs_are_compared_argument_by_argument(deployment: Deployment, viewer: User) -> None:
     first = deployment.specs.get()
     Spec.objects.create(
         deployment=deployment, number=2, copy=first.copy, engine=first.engine, host=first.host, probe=first.probe,
@@ -235,9 +235,12 @@ def test_two_specs_are_compared_line_by_line(deployment: Deployment, viewer: Use
     )  # fmt: skip
     page = page_of(viewer, "deployment_specs", deployment.pk)
     assert "From spec 1 to 2" in page
-    assert 'class="diff-line plus">+ argument     --max-model-len 4096<' in page
+    assert '<b class="sign" aria-hidden="true">+</b><code class="code-quiet">--max-model-len</code>' in page
+    assert '<td class="is">4096</td>' in page
     backwards = page_of(viewer, "deployment_specs", deployment.pk, **{"from": "2", "to": "1"})
-    assert 'class="diff-line minus">- argument     --max-model-len 4096<' in backwards
+    assert '<td class="was">4096</td>' in backwards
+    fewer = page_of(viewer, "deployment_specs", deployment.pk, only="changed")
+    assert "only-changed" in fewer
     assert (
         signed_in(viewer).get(reverse("deployment_specs", args=[deployment.pk]), {"from": "77", "to": "x"}).status_code
         == 200

@@ -3,7 +3,15 @@
 import asyncio
 from collections.abc import Callable
 
-from workers.contracts import AttemptEnded, AttemptStarted, Body, Failure, InstanceChecked, InstanceOrder
+from workers.contracts import (
+    AttemptEnded,
+    AttemptMeasured,
+    AttemptStarted,
+    Body,
+    Failure,
+    InstanceChecked,
+    InstanceOrder,
+)
 from workers.host.exits import diagnose_attempt, explain, explain_exit, with_known_cause
 from workers.host.failures import StepFailedError
 from workers.host.files import read_json, write_json
@@ -29,6 +37,7 @@ class AttemptReports:
         self._told_at: int | None = None
         """The state's time up to which attempts were told; the shim writes the state after each change of one."""
         self._validation_told: tuple[int, int] | None = None
+        self._measurement_told: int | None = None
         self._causes: dict[int, Failure] = {}
 
     @property
@@ -73,6 +82,19 @@ class AttemptReports:
             )
             write_json(told, {"run": report["run"]})
         self._validation_told = (state.attempt, report["run"])
+
+    def tell_measurement(self, state: ShimState | None) -> None:
+        """Report once what the running attempt needed, when it has warmed up."""
+        if state is None or state.attempt == self._measurement_told:
+            return
+        facts = self._files.measurement(state.attempt)
+        if facts is None:
+            return
+        self._measurement_told = state.attempt
+        told = self._files.attempt_directory(state.attempt) / "measured-told.json"
+        if read_json(told) is None:
+            self._report(AttemptMeasured(instance=self._files.instance, number=state.attempt, facts=facts))
+            write_json(told, {"told": True})
 
     def cause(self, number: int) -> Failure | None:
         """Why an attempt ended; `None` while a thread reads its log to find out."""

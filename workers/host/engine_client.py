@@ -146,6 +146,13 @@ class EngineClient:
         content = self._checked(self._send("POST", "/detokenize", {"model": model, "tokens": tokens}))
         return str(content.get("prompt", ""))
 
+    def metrics(self) -> str:
+        """What /metrics says, as text. Raises `EngineError`."""
+        response = self._send("GET", "/metrics")
+        if response.status_code != httpx2.codes.OK:
+            raise EngineError(f"/metrics answered {response.status_code}", response.status_code)
+        return response.text
+
     def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
         try:
             return self._http.request(method, path, json=body)

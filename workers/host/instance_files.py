@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from workers.contracts import Check, Failure, GoldenAnswer, InstanceOrder, InstancePhase
+from workers.contracts import Check, Failure, GoldenAnswer, InstanceOrder, InstancePhase, LaunchFacts
 from workers.host.files import read_json, write_json
 from workers.host.processes import boot_id, is_alive
 from workers.host.shim import UNFINISHED
@@ -198,6 +198,17 @@ class InstanceFiles:
     def validation(self, number: int) -> dict[str, Any] | None:
         """The report of an attempt's last validation: run (counted from 1), sound, checks, golden, warnings."""
         return self._read(self.attempt_directory(number) / "validation.json")
+
+    def write_measurement(self, number: int, facts: LaunchFacts) -> None:
+        """Keep what a start needed with its attempt."""
+        path = self.attempt_directory(number) / "measured.json"
+        if path.parent.is_dir():
+            write_json(path, facts.model_dump())
+
+    def measurement(self, number: int) -> LaunchFacts | None:
+        """What a start needed, once it has warmed up."""
+        raw = self._read(self.attempt_directory(number) / "measured.json")
+        return LaunchFacts.model_validate(raw) if raw else None
 
     def mark_ready(self, *, start: int, attempt: int) -> None:
         """Say that this process passed validation and warm-up; from now on the shim restarts it by policy."""

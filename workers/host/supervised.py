@@ -201,6 +201,7 @@ class SupervisedInstance:
         """Report attempts and phase as far as they are new."""
         self.tell_attempts()
         self._attempts.tell_validation(self.state, self.order)
+        self._attempts.tell_measurement(self.state)
         self._watch_running()
         if self._attempts.busy:
             return  # the cause of an end is told before the phase that follows from it

@@ -1,5 +1,6 @@
 """Warm-up: requests until the time to the first token is stable, so that the first person doesn't pay for compilation."""
 
+import logging
 import time
 from itertools import cycle, islice
 
@@ -7,9 +8,12 @@ from workers.contracts import InstanceOrder, InstancePhase, Level
 from workers.host.bring_up import Target
 from workers.host.engine_client import ChatAnswer, EngineClient, EngineError
 from workers.host.failures import StepFailedError
+from workers.host.measuring import measure
 from workers.host.step_context import Progress
 from workers.host.validation import ENGINE_LOG, raise_if_dying
 from workers.step_payloads import WarmupResult
+
+logger = logging.getLogger(__name__)
 
 _LONG_TOKENS = 128
 _ROUND_TOKENS = 4
@@ -39,7 +43,22 @@ def warm_up(target: Target, progress: Progress) -> WarmupResult:
             "engine.restarted", "the engine was restarted during warm-up", next_step="Retry the warm-up."
         )
     target.files.mark_ready(start=target.start, attempt=state.attempt)
+    _keep_measurement(target, state.attempt)
     return _result(order, state.attempt, first, long, rounds, time.monotonic() - began, progress)
+
+
+def _keep_measurement(target: Target, number: int) -> None:
+    """Keep what this start needed; it serves already, so nothing of this may fail it."""
+    attempt = target.files.attempt(number)
+    if attempt is None:
+        return
+    try:
+        with target.client() as client:
+            seconds = max(0.0, time.time() - attempt.started_at)
+            facts = measure(target.files, number, client, pid=attempt.pid, seconds=round(seconds, 1))
+        target.files.write_measurement(number, facts)
+    except (OSError, StepFailedError) as error:
+        logger.warning("start %d was not measured: %s", number, error)
 
 
 def _rounds(

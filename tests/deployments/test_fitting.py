@@ -1,0 +1,190 @@
+"""The fit card's numbers: the shape that a host recorded, live memory, what earlier launches showed."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from console.access.models import User
+from console.deployments import fit_presentation, fits_where, fitting, launches, measurements
+from console.deployments.models import Attempt, Instance, Launch
+from console.fleet.models import Device, Engine, Host
+from tests.factories import Fleet
+from workers.contracts import AttemptMeasured, LaunchFacts
+
+pytestmark = pytest.mark.django_db
+GIB = 2**30
+PUBLIC = Path(__file__).parents[1] / "vllm" / "memory" / "public"
+TOTAL = 47_663_399_567
+
+
+def llama() -> dict[str, Any]:
+    config = json.loads((PUBLIC / "llama-3-8b.json").read_text())
+    return {"config": config.get("config", config), "weights": None, "problems": []}
+
+
+@pytest.fixture
+def gpus(fleet: Fleet) -> Fleet:
+    """A host with two L40S, the second half taken by a stranger, and Llama-3-8B on it."""
+    fleet.copy.revision.shape = llama()
+    fleet.copy.revision.save()
+    for index, free in enumerate((TOTAL, TOTAL // 2)):
+        Device.objects.create(
+            host=fleet.host, kind="gpu", index=index, uuid=f"GPU-{index}", name="NVIDIA L40S", memory_total=TOTAL,
+            memory_free=free, details={"capability": "8.9"},
+        )  # fmt: skip
+    fleet.engine.platform = "cuda"
+    fleet.engine.save()
+    return fleet
+
+
+def fit(fleet: Fleet, **given: Any) -> fitting.Fit:
+    return fitting.fit(fleet.copy, fleet.engine, **({"values": {}, "environment": {}} | given))
+
+
+def test_the_emptiest_gpu_is_taken_and_the_plan_is_the_documented_one(gpus: Fleet) -> None:
+    found = fit(gpus)
+    assert [one.row.index for one in found.devices] == [0]
+    assert found.plan
+    assert found.plan.fits
+    assert found.plan.kv_cache_tokens == 199_872  # docs/memory.md, Llama-3-8B on one L40S
+    assert found.refusals == {}
+
+
+def test_a_stranger_s_memory_is_seen_when_his_gpu_is_chosen(gpus: Fleet) -> None:
+    found = fit(gpus, devices=list(Device.objects.filter(index=1)))
+    assert set(found.refusals) == {"arg_gpu_memory_utilization"}
+    assert any(offer.sets.get("arg_gpu_memory_utilization") for offer in found.offers)
+    [bar] = fit_presentation.bars(found)
+    assert {one.role for one in bar.segments} >= {"weights", "kv", "overhead", "others"}
+
+
+def test_a_context_that_is_too_large_is_refused_at_its_field_with_one_that_fits(gpus: Fleet) -> None:
+    gpus.copy.revision.shape["config"]["max_position_embeddings"] = 1_000_000
+    gpus.copy.revision.save()
+    found = fit(gpus, values={"max_model_len": 900_000})
+    assert "What would fit" in found.refusals["arg_max_model_len"]
+    offer = next(one for one in found.offers if "arg_max_model_len" in one.sets)
+    better = fit(gpus, values={"max_model_len": int(offer.sets["arg_max_model_len"])})
+    assert better.plan
+    assert better.plan.fits
+    assert better.refusals == {}
+
+
+def test_a_wanted_concurrency_leads_to_the_longest_context_for_it(gpus: Fleet) -> None:
+    found = fit(gpus, wanted=100)
+    offer = next(one for one in found.offers if "100 full requests" in one.text)
+    context = int(offer.sets["arg_max_model_len"])
+    reached = fit(gpus, values={"max_model_len": context}).plan
+    longer = fit(gpus, values={"max_model_len": context + 512}).plan
+    assert reached
+    assert longer
+    assert (reached.max_concurrency or 0) >= 100 > (longer.max_concurrency or 0)
+
+
+def test_the_curve_falls_as_the_context_grows(gpus: Fleet) -> None:
+    points = fit(gpus).curve
+    assert len(points) > 10
+    assert all(one[1] >= other[1] for one, other in zip(points, points[1:], strict=False))
+    assert fit_presentation.curve(fit(gpus))
+
+
+def test_arguments_change_the_sum_as_they_change_the_engine(gpus: Fleet) -> None:
+    plain, halved = fit(gpus).plan, fit(gpus, values={"kv_cache_dtype": "fp8"}).plan
+    assert plain
+    assert halved
+    assert halved.kv_bytes_per_token * 2 == plain.kv_bytes_per_token
+    wide = fit(gpus, values={"dtype": "float32"}).plan
+    assert wide
+    assert wide.weights_bytes == pytest.approx(2 * plain.weights_bytes, rel=0.01)
+    short = fit(gpus, values={"hf_overrides": {"max_position_embeddings": 2048}}).plan
+    assert short
+    assert short.max_model_len == 2048
+
+
+def test_a_model_that_no_host_has_read_says_what_to_do(fleet: Fleet) -> None:
+    found = fit(fleet)
+    assert found.plan is None
+    assert "Verify them once" in found.trouble
+    assert fit_presentation.card(found)["verdict"]["word"] == "unknown"
+
+
+def test_a_kv_size_on_a_cpu_is_the_environment_s_and_nonsense_is_named(fleet: Fleet) -> None:
+    fleet.copy.revision.shape = llama()
+    fleet.copy.revision.save()
+    Device.objects.create(
+        host=fleet.host, kind="cpu", index=0, uuid="cpu", name="EPYC", memory_total=64 * GIB, memory_free=60 * GIB
+    )
+    two = fit(fleet, environment={"VLLM_CPU_KVCACHE_SPACE": "2"}).plan
+    assert two
+    assert two.kv_cache_bytes == 2 * GIB
+    assert "number of GiB" in fit(fleet, environment={"VLLM_CPU_KVCACHE_SPACE": "lots"}).trouble
+
+
+def test_the_whole_card_takes_less_than_100_ms(gpus: Fleet) -> None:
+    fit(gpus, wanted=8)
+    began = time.process_time()
+    fit_presentation.card(fit(gpus, wanted=8))
+    assert time.process_time() - began < 0.1
+
+
+def measured(fleet: Fleet, admin: User, **facts: Any) -> Launch:
+    fleet.deploy(admin, arguments=["--max-model-len", "4096"])
+    instance = Instance.objects.select_related("deployment", "spec__copy__revision", "spec__engine", "spec__host").get()
+    report = AttemptMeasured(instance=instance.uuid, number=1, facts=LaunchFacts(**facts))
+    measurements.record(instance, report)
+    return Launch.objects.get()
+
+
+def test_a_launch_s_truth_stands_beside_its_prediction_and_the_next_plan_learns_from_it(
+    gpus: Fleet, admin: User
+) -> None:
+    guess = fit(gpus, values={"max_model_len": 4096}).plan
+    assert guess
+    assert guess.overhead.source == "first guess"
+    kv, weights = 20 * GIB, guess.weights_bytes_per_device
+    launch = measured(gpus, admin, weights_bytes=weights, kv_cache_bytes=kv, kv_cache_tokens=163_840, num_blocks=10_240)
+    assert launch.residual_bytes == (guess.budget_bytes or 0) - weights - kv
+    assert launch.prediction["kv_cache_tokens"] == guess.kv_cache_tokens
+    learned = fit(gpus, values={"max_model_len": 4096}).plan
+    assert learned
+    assert learned.overhead.source == "learned"
+    assert learned.kv_cache_tokens == 163_840
+    rows = {line.label: line for line in measurements.lines(launch)}
+    assert rows["KV cache tokens"].measured == "163,840"
+    other = fit(gpus, values={"max_model_len": 4096, "max_num_batched_tokens": 512}).plan
+    assert other
+    assert other.overhead.source == "first guess", "another number of batched tokens needs other activations"
+
+
+def test_a_launch_outlives_its_deployment(gpus: Fleet, admin: User) -> None:
+    launch = measured(gpus, admin, kv_cache_bytes=20 * GIB)
+    Attempt.objects.all().delete()
+    launch.refresh_from_db()
+    assert launch.attempt is None
+    assert launches.learned(
+        revision=launch.revision_id, device=launch.device, batched_tokens=launch.batched_tokens,
+        engine_version=launch.engine_version,
+    )  # fmt: skip
+
+
+def test_where_a_model_fits_names_the_fleet_first_and_then_the_catalogue(gpus: Fleet) -> None:
+    places, context = fits_where.places(gpus.copy.revision, Host.objects.all(), context=8192)
+    assert context == 8192
+    assert places[0].present
+    assert places[0].count == 1, "the half taken one doesn't count against the empty one"
+    by_name = {place.name: place for place in places if not place.present}
+    assert by_name["NVIDIA L40S 48GB"].kv_tokens == 199_872
+    assert by_name["NVIDIA T4 16GB"].count == 2
+
+
+def test_engines_are_planned_by_their_own_version(gpus: Fleet) -> None:
+    Engine.objects.update(version="0.10.2")
+    gpus.engine.refresh_from_db()
+    assert gpus.host.last_seen_at <= timezone.now()
+    old = fit(gpus).plan
+    assert old
+    assert old.gpu_memory_utilization == 0.9
