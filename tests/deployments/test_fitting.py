@@ -1,5 +1,6 @@
 """The fit card's numbers: the shape that a host recorded, live memory, what earlier launches showed."""
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_a_wanted_concurrency_leads_to_the_longest_context_for_it(gpus: Fleet) -
 def test_the_curve_falls_as_the_context_grows(gpus: Fleet) -> None:
     points = fit(gpus).curve
     assert len(points) > 10
-    assert all(one[1] >= other[1] for one, other in zip(points, points[1:], strict=False))
+    assert all(one[1] >= other[1] for one, other in itertools.pairwise(points))
     assert fit_presentation.curve(fit(gpus))
 
 
