@@ -73,7 +73,8 @@ def _place(
         if count > most:
             break
         request = PlanRequest(
-            device=kind, count=count, free_bytes=free[count - 1] if free else None, tensor_parallel=count, max_model_len=context,
+            device=kind, count=count, tensor_parallel=count, max_model_len=context,
+            free_bytes=free[count - 1] if free else None,
             kv_cache_memory=int(CPU_KV_GIB * GIB) if kind.platform == "cpu" else None,
         )  # fmt: skip
         last = compute_plan(shape, request)
