@@ -329,7 +329,8 @@ class DeployForm(forms.Form):
         if self.fit is None or data.get("despite_findings"):
             return
         for field, text in self.fit.refusals.items():
-            self.add_error(field if field in self.fields else None, text)
+            if field not in self.errors:  # the arguments' own check may have said so already
+                self.add_error(field if field in self.fields else None, text)
 
     @cached_property
     def fit(self) -> "fitting.Fit | None":

@@ -1,5 +1,6 @@
 """The walk of the first launch, in a real Chromium against a real engine: what a person does, and what is left after."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -150,3 +151,46 @@ def test_no_page_is_wider_than_the_screen(
         if (found := page.evaluate("document.documentElement.scrollWidth")) > width:
             wider[path] = found
     assert wider == {}
+
+
+def test_a_context_that_is_too_large_is_refused_and_one_click_takes_what_fits(
+    page: Page, live_console: LiveConsole, copy_of_the_model: int
+) -> None:
+    console = live_console
+    engine = wait_for(
+        "the engine is known", lambda: console.one("select id from fleet_engine where present"), seconds=60
+    )
+    page.goto("/account/login/")
+    page.fill("[name=login]", "ada")
+    page.fill("[name=password]", PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page).to_have_url(re.compile(r"/$"))
+
+    page.goto("/deployments/new/")
+    page.select_option("[name=copy]", str(copy_of_the_model))
+    expect(page.locator("[name=engine]")).to_have_value(str(engine))
+    page.fill("[name=name]", "fits")
+    page.fill("[name=arg_max_model_len]", "16384")
+    page.select_option("[name=arg_enforce_eager]", "on", force=True)
+    expect(page.locator("#fit-card")).to_contain_text("doesn't fit", timeout=30_000)
+    page.locator("#deploy-form button[type=submit]").click()
+    expect(page.locator("[name=arg_max_model_len]")).to_have_class(re.compile("is-invalid"))
+    expect(page.locator("[name=arg_max_model_len]")).to_be_focused()
+    assert console.one("select count(*) from deployments_deployment where name = 'fits'") == 0
+
+    page.get_by_role("button", name="Set context to 8,192").click()
+    expect(page.locator("[name=arg_max_model_len]")).to_have_value("8192")
+    expect(page.locator("#fit-card .state")).to_contain_text("fits", timeout=30_000)
+    page.locator("#deploy-form button[type=submit]").click()
+    expect(page).to_have_url(re.compile(r"/jobs/\d+/"))
+    job = int(re.search(r"/jobs/(\d+)/", page.url).group(1))  # type: ignore[union-attr]
+    console.wait_job(job, seconds=400)
+    deployment = console.one("select id from deployments_deployment where name = 'fits'")
+    assert console.one("select state from deployments_deployment where id = ?", deployment) == "serving"
+
+    truth = wait_for("the launch is measured", lambda: console.one("select truth from deployments_launch"), seconds=60)
+    tokens = json.loads(truth)["kv_cache_tokens"]
+    predicted = json.loads(console.one("select prediction from deployments_launch"))["kv_cache_tokens"]
+    assert tokens == predicted
+    page.goto(f"/deployments/{deployment}/")
+    expect(page.locator("#fit-truth")).to_contain_text("exact")
