@@ -44,11 +44,11 @@ class Examined:
         self.files = host.files(self.order)
         config = host.config
         engine = find_engine(config.engines_dir, "standin")
-        launch = prepare_launch(self.order, engine, config.private_key, os.environ, state_dir=config.state_dir)
+        launch = prepare_launch(self.order, engine, config.private_keys, os.environ, state_dir=config.state_dir)
         self.files.write_order(self.order, launch.spec)
         ShimDriver().start(self.files, launch)
         wait_for(self.files.state)
-        self.target = Target(self.files, 1, config.private_key)
+        self.target = Target(self.files, 1, config.private_keys)
         self.progress = Noted()
         wait_until_listening(self.target, self.progress)
 
