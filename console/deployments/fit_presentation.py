@@ -153,6 +153,7 @@ def curve(fit: Fit) -> dict[str, Any] | None:
     if not fit.curve or fit.plan is None:
         return None
     here = (fit.plan.max_model_len, round(fit.plan.max_concurrency or 0, 2))
+    ticks = [tick for tick in (2**power for power in range(10, 21, 2)) if tick <= fit.max_context]
     hover = _("%{x:,} tokens: %{y:.1f} at once")
     return {
         "data": [
@@ -168,8 +169,9 @@ def curve(fit: Fit) -> dict[str, Any] | None:
         ],
         "layout": {
             "height": 190, "showlegend": False, "hovermode": "closest",
-            "xaxis": {"type": "log", "title": {"text": _("context (tokens)")}, "automargin": True, "nticks": 5},
-            "yaxis": {"type": "log", "title": {"text": _("at once")}, "automargin": True, "nticks": 5},
+            "xaxis": {"type": "log", "title": {"text": _("context (tokens)")}, "automargin": True, "tickvals": ticks,
+                      "ticktext": [f"{tick // 1024}k" for tick in ticks]},
+            "yaxis": {"type": "log", "title": {"text": _("at once")}, "automargin": True, "dtick": 1},
             "margin": {"l": 4, "r": 10, "t": 8, "b": 36},
         },
     }  # fmt: skip

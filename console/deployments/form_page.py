@@ -1,5 +1,6 @@
 """The deploy form as a page shows it: essentials with what they cost, groups, presets, what Slipway sets itself."""
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -7,9 +8,18 @@ from typing import Any
 from django.forms import BoundField
 
 from console.deployments import form_texts, pasting
-from console.deployments.argument_fields import PREFIX, text_of, type_words
+from console.deployments.argument_fields import PREFIX, type_words
 from console.deployments.forms import DeployForm
-from workers.vllm.arguments import Argument, Preset, essentials, groups, guarded_names, presets, reserved
+from workers.vllm.arguments import (
+    Argument,
+    Preset,
+    argv_from_values,
+    essentials,
+    groups,
+    guarded_names,
+    presets,
+    reserved,
+)
 
 ESSENTIAL_ROWS = ("replicas",)
 
@@ -153,7 +163,4 @@ def fix_text(schema: Any, kept: pasting.Kept) -> str:
     """What taking a fix puts into the form, as one would type it; empty: the argument is left out."""
     if kept.name:
         return kept.name
-    return " ".join(
-        f"{schema.by_dest[dest].flag} {text_of(schema.by_dest[dest], value)}"
-        for dest, value in (kept.values or {}).items()
-    )
+    return shlex.join(argv_from_values(schema, kept.values or {}))

@@ -200,6 +200,7 @@ class DeployForm(forms.Form):
         self.user = user
         self.changing = changing
         self.findings: list[Finding] = []
+        self._typed: dict[str, Value] = {}
         self.words: list[str] = []
         """Words of "other arguments" as far as they could be split, kept even when they are refused."""
         self.notes_made: list[Finding] = []
@@ -270,6 +271,7 @@ class DeployForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         """An engine of the model's own host; each argument given once, and such that the engine starts with it."""
         data = super().clean() or {}
+        self._typed = self._typed_values(data)
         copy, engine = data.get("copy"), data.get("engine")
         if copy and engine and copy.host_id != engine.host_id:
             self.add_error(
@@ -358,7 +360,11 @@ class DeployForm(forms.Form):
 
     def values(self) -> dict[str, Value]:
         """Typed values of the arguments' own fields, as far as they could be read."""
-        data = getattr(self, "cleaned_data", {})
+        return self._typed
+
+    @staticmethod
+    def _typed_values(data: Mapping[str, Any]) -> dict[str, Value]:
+        # Taken before the checks: Django forgets the value of a field at which an error is put.
         return {
             name.removeprefix(PREFIX): value
             for name, value in data.items()

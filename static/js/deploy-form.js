@@ -136,7 +136,8 @@ function set(texts) {
 }
 
 place.addEventListener("change", (event) => {
-  if (event.target.name === "copy") { offerEngines(); proposeName(); }
+  // The name first: a change of engine sends the form.
+  if (event.target.name === "copy") { proposeName(); offerEngines(); }
   if ("argChanged" in event.target.dataset) search();
   if (event.target.name?.startsWith("arg_")) markChanged(event.target);
 });
