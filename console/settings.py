@@ -44,6 +44,7 @@ INSTALLED_APPS = [
     "console.deployments",
     "console.gateway",
     "console.telemetry",
+    "console.alerts",
     "console.operations",
 ]
 

@@ -7,6 +7,14 @@ from django.utils.translation import gettext_lazy as _
 from console.access.models import AuditEntry, User
 
 DEEDS: dict[str, str | Promise] = {
+    "alert.acknowledge": _("acknowledged"),
+    "alert.change_rule": _("changed the rule"),
+    "alert.delete_channel": _("deleted the channel"),
+    "alert.delete_rule": _("deleted the rule"),
+    "alert.end_silence": _("ended the silence"),
+    "alert.save_channel": _("changed the channel"),
+    "alert.silence": _("silenced"),
+    "alert.test_channel": _("tested the channel"),
     "copy.allow": _("allowed code of"),
     "copy.delete": _("deleted"),
     "copy.forget": _("forgot"),

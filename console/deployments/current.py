@@ -38,6 +38,12 @@ class Current:
     waiting: float | None = None
     kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1; of the fullest instance."""
+    kv_offload: float | None = None
+    preemptions: float | None = None
+    acceptance: float | None = None
+    """Share of the drafted tokens that were accepted, over the last minute."""
+    queue_p95: float | None = None
+    """95 % of the last minute's requests waited no longer than so many seconds."""
     ttft: Histogram | None = None
 
     @property
@@ -46,12 +52,13 @@ class Current:
         return self.ttft.quantile(0.95) if self.ttft else None
 
 
+_OF_ONE = ("kv_usage", "kv_offload", "preemptions", "acceptance", "queue_p95")
 _RATES = ("generation_tokens", "prompt_tokens", "requests", "errors", "running", "waiting")
 
 
 def dump(current: Current) -> str:
     """As it is kept in Redis."""
-    content = {name: getattr(current, name) for name in ("at", *_RATES, "kv_usage")}
+    content = {name: getattr(current, name) for name in ("at", *_RATES, *_OF_ONE)}
     if current.ttft is not None:
         content["ttft"] = [current.ttft.bounds[:-1], current.ttft.counts, current.ttft.total]
     return json.dumps(content)

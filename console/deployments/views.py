@@ -15,7 +15,7 @@ from console.access.policies import Action
 from console.catalog.copy_presentation import HELD_STATES, fallback_for
 from console.catalog.models import Copy
 from console.common.models import StateChange
-from console.deployments import annotations, measurements, public, services, snippets
+from console.deployments import annotations, current, measurements, public, services, snippets
 from console.deployments.filters import DeploymentFilter
 from console.deployments.forms import NotesForm
 from console.deployments.models import RUNNING_STATES, Attempt, Deployment, Instance, Spec
@@ -59,7 +59,13 @@ def deployment_list(request: HttpRequest) -> HttpResponse:
         order = [f"-{order[0]}", *order[1:]]
     page = Paginator(chosen.qs.order_by(*order), PAGE_SIZE).get_page(request.GET.get("page"))
     filtered = any(request.GET.get(field) for field in ("state", "host", "q"))
-    return render(request, "deployments/list.html", {"page": page, "filter": chosen, "filtered": filtered})
+    instances = dict(
+        Instance.objects.filter(deployment__in=[one.pk for one in page])
+        .exclude(state="stopped")
+        .values_list("uuid", "deployment_id")
+    )
+    context = {"page": page, "filter": chosen, "filtered": filtered, "numbers": current.by_deployment(instances)}
+    return render(request, "deployments/list.html", context)
 
 
 @require_GET

@@ -39,8 +39,8 @@ class Board:
     """Another deployment, or the same one: a week earlier."""
 
 
-def charts() -> list[dict[str, Any]]:
-    """The charts as the page's script needs them, in the reader's language."""
+def described(charts: Sequence[Chart]) -> list[dict[str, Any]]:
+    """Charts as the page's script needs them, in the reader's language."""
     return [
         {
             "id": chart.id,
@@ -49,7 +49,7 @@ def charts() -> list[dict[str, Any]]:
             "main": chart.main,
             "lines": [{"key": line.key, "name": str(line.name), "role": line.role} for line in chart.lines],
         }
-        for chart in CHARTS
+        for chart in charts
     ]
 
 

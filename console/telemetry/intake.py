@@ -14,10 +14,11 @@ from console.deployments import current
 from console.deployments.models import Instance
 from console.fleet import services as fleet
 from console.fleet.models import Host
+from console.telemetry import fleet_board
 from console.telemetry.frames import FINISHED, Frame, frame_between
 from console.telemetry.rings import New, Rings, milliseconds
 from workers.contracts import InstanceSample, MetricsBatch
-from workers.vllm.histograms import Histogram
+from workers.vllm.histograms import Histogram, added
 from workers.vllm.metrics import MetricsSample
 from workers.vllm.sample_messages import from_message
 
@@ -26,6 +27,7 @@ log = structlog.get_logger(__name__)
 CURRENT_SECONDS = 60
 """The numbers of right now are of so many seconds."""
 CURRENT_EVERY_SECONDS = 2.0
+SHOWN = ("time_to_first_token", "queue_wait")
 _ASK_AGAIN_SECONDS = 10.0
 _FORGET_SECONDS = 300.0
 
@@ -37,17 +39,11 @@ class Recent:
     frames: deque[tuple[float, Frame]] = field(default_factory=deque)
     seconds: float = 0.0
     grown: dict[str, float] = field(default_factory=dict)
-    bounds: tuple[float, ...] = ()
-    buckets: list[float] = field(default_factory=list)
+    buckets: dict[tuple[str, tuple[float, ...]], list[float]] = field(default_factory=dict)
+    """Observations in each bucket of the histograms in `SHOWN`, by name and bounds."""
 
     def add(self, at: float, frame: Frame) -> None:
         """Take in the frame that ended at `at` (seconds since the epoch)."""
-        ttft = frame.histograms.get("time_to_first_token")
-        if ttft is not None and ttft.bounds != self.bounds:
-            # The first frame, or another version of the engine: the minute begins anew.
-            self.frames.clear()
-            self.seconds, self.grown = 0.0, {}
-            self.bounds, self.buckets = ttft.bounds, [0.0] * len(ttft.bounds)
         self.frames.append((at, frame))
         self._count(frame, 1)
         while self.frames and self.frames[0][0] <= at - CURRENT_SECONDS:
@@ -57,9 +53,13 @@ class Recent:
         self.seconds += sign * frame.seconds
         for name, value in frame.grown.items():
             self.grown[name] = self.grown.get(name, 0.0) + sign * value
-        ttft = frame.histograms.get("time_to_first_token")
-        for index, count in ttft.buckets.items() if ttft is not None else ():
-            self.buckets[index] += sign * count
+        for name in SHOWN:
+            window = frame.histograms.get(name)
+            if window is None:
+                continue
+            buckets = self.buckets.setdefault((name, window.bounds), [0.0] * len(window.bounds))
+            for index, count in window.buckets.items():
+                buckets[index] += sign * count
 
     def current(self) -> current.Current:
         """The minute as rates."""
@@ -74,8 +74,23 @@ class Recent:
             running=last.now.get("requests_running"),
             waiting=last.now.get("requests_waiting"),
             kv_usage=last.now.get("kv_cache_usage"),
-            ttft=Histogram(self.bounds, tuple(accumulate(self.buckets)), 0.0) if self.bounds else None,
+            kv_offload=last.now.get("kv_offload_usage"),
+            preemptions=self._rate("preemptions"),
+            acceptance=self._share("spec_accepted_tokens", "spec_draft_tokens"),
+            queue_p95=queue.quantile(0.95) if (queue := self._histogram("queue_wait")) else None,
+            ttft=self._histogram("time_to_first_token"),
         )
+
+    def _histogram(self, wanted: str) -> Histogram | None:
+        return added(
+            Histogram(bounds, tuple(accumulate(buckets)), 0.0)
+            for (name, bounds), buckets in self.buckets.items()
+            if name == wanted
+        )
+
+    def _share(self, part: str, whole: str) -> float | None:
+        below = self.grown.get(whole, 0.0)
+        return max(0.0, min(1.0, self.grown.get(part, 0.0) / below)) if below > 0 else None
 
     def _rate(self, name: str) -> float | None:
         return max(0.0, self.grown[name]) / self.seconds if name in self.grown and self.seconds > 0 else None
@@ -87,10 +102,12 @@ class Intake:
 
     rings: Rings
     _last: dict[UUID, tuple[str, MetricsSample]] = field(default_factory=dict)
-    _owners: dict[UUID, tuple[int | None, float]] = field(default_factory=dict)
+    _owners: dict[UUID, tuple[int | None, int, float]] = field(default_factory=dict)
+    """Host and deployment of each instance (no host: no such instance), and when that was asked."""
     _recent: dict[UUID, Recent] = field(default_factory=dict)
     _refused: set[tuple[int, UUID]] = field(default_factory=set)
     _current_at: float = 0.0
+    _recorded_at: float = 0.0
 
     def take(self, host: Host, batches: Iterable[tuple[str, MetricsBatch]]) -> None:
         """Batches with the ids of their stream entries, oldest first."""
@@ -125,9 +142,9 @@ class Intake:
         """The host on which an instance runs; None if there is no such instance (any more)."""
         now = time.monotonic()
         found = self._owners.get(instance)
-        if found is None or (found[0] is None and now - found[1] > _ASK_AGAIN_SECONDS):
-            owner = Instance.objects.filter(uuid=instance).values_list("host_id", flat=True).first()
-            found = self._owners[instance] = (owner, now)
+        if found is None or (found[0] is None and now - found[2] > _ASK_AGAIN_SECONDS):
+            owner = Instance.objects.filter(uuid=instance).values_list("host_id", "deployment_id").first()
+            found = self._owners[instance] = (*(owner or (None, 0)), now)
         return found[0]
 
     def tell_current(self, redis: "Redis") -> None:
@@ -140,10 +157,20 @@ class Intake:
         for instance in gone:
             for table in (self._recent, self._last, self._owners):
                 table.pop(instance, None)
+        numbers = {
+            instance: recent.current()
+            for instance, recent in self._recent.items()
+            if now - recent.frames[-1][0] < current.SHOWN_FOR_SECONDS
+        }
         pipe = redis.pipeline(transaction=False)
         if gone:
             pipe.hdel(current.KEY, *map(str, gone))
-        for instance, recent in self._recent.items():
-            if now - recent.frames[-1][0] < current.SHOWN_FOR_SECONDS:
-                pipe.hset(current.KEY, str(instance), current.dump(recent.current()))
+        for instance, told in numbers.items():
+            pipe.hset(current.KEY, str(instance), current.dump(told))
         pipe.execute()
+        if now - self._recorded_at >= fleet_board.EVERY_SECONDS:
+            self._recorded_at = now
+            deployments: dict[int, list[current.Current]] = {}
+            for instance, told in numbers.items():
+                deployments.setdefault(self._owners[instance][1], []).append(told)
+            fleet_board.record(redis, deployments)

@@ -214,6 +214,8 @@ def _requests(parts: Sequence[_Aligned], starts: Sequence[int]) -> dict[str, Val
     found["finished.other"] = added_up([name for name, reason in finished.items() if reason not in REASONS])
     found["requests"] = added_up(list(finished))
     found["rejections"] = added_up(rejected)
+    errors = zip(found["finished.error"], found["requests"], strict=True)
+    found["error_share"] = [error / whole if error is not None and whole else None for error, whole in errors]
     return found
 
 

@@ -20,7 +20,7 @@ from console.access.policies import Action
 from console.common.errors import Refused
 from console.deployments import views as deployments
 from console.deployments.models import Deployment
-from console.telemetry import boards, sharing
+from console.telemetry import boards, fleet_board, sharing
 from console.telemetry.boards import Board
 from console.telemetry.history import LONGEST_SECONDS, Span
 from console.telemetry.measures import CHARTS
@@ -59,6 +59,35 @@ def _board(request: HttpRequest, deployment: Deployment, *, user: Any, with_othe
 
 
 @require_GET
+def fleet(request: HttpRequest) -> HttpResponse:
+    """The fleet's dashboard."""
+    return _fleet(request, "telemetry/fleet.html")
+
+
+@require_GET
+def fleet_wall(request: HttpRequest) -> HttpResponse:
+    """The same for a screen on a wall."""
+    return _fleet(request, "telemetry/wall.html")
+
+
+def _fleet(request: HttpRequest, template: str) -> HttpResponse:
+    user = policies.require(request.user, Action.VIEW)
+    shown = {"charts": boards.described(fleet_board.CHARTS), "ranges": fleet_board.RANGES}
+    return render(request, template, fleet_board.context(user) | shown)
+
+
+@require_GET
+def fleet_series(request: HttpRequest) -> HttpResponse:
+    """The lines of the fleet's charts as JSON."""
+    user = policies.require(request.user, Action.VIEW)
+    seconds = request.GET.get("range", "900")
+    if not seconds.isascii() or not seconds.isdigit() or int(seconds) not in fleet_board.RANGES:
+        return JsonResponse({"error": _("Ask for range=900, 3600, 21600 or 86400.")}, status=400)
+    apart = request.GET.get("apart") == "1"
+    return JsonResponse(fleet_board.board(user, range_seconds=int(seconds), apart=apart))
+
+
+@require_GET
 def deployment_metrics(request: HttpRequest, pk: int) -> HttpResponse:
     """The board of one deployment."""
     deployment = deployments.find(request.user, pk, Action.VIEW)
@@ -73,7 +102,7 @@ def deployment_metrics(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _page(series: str, table: str) -> dict[str, Any]:
-    return {"charts": boards.charts(), "ranges": RANGE_NAMES, "series": series, "csv": table}
+    return {"charts": boards.described(CHARTS), "ranges": RANGE_NAMES, "series": series, "csv": table}
 
 
 @require_GET

@@ -18,6 +18,8 @@ from console.access.presentation import deed, entries_for
 from console.catalog.models import Copy
 from console.common.models import StateChange
 from console.common.states import LOOKS, Look
+from console.deployments import current
+from console.deployments.current import Current
 from console.deployments.models import Deployment, Instance
 from console.fleet.models import Engine, Host
 from console.fleet.presentation import DeviceGroup, device_groups, is_removed
@@ -64,6 +66,8 @@ class ShownDeployment:
     look: Look
     ready: int
     wanted: int
+    now: Current | None = None
+    """What it does right now, if its engines say so."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +120,14 @@ def _deployments(user: User) -> list[ShownDeployment]:
     instances = Prefetch("instances", Instance.objects.exclude(state="stopped").select_related("host"))
     rows = policies.visible(user, Deployment.objects.select_related("current_spec__copy__revision__model"))
     shown = []
-    for deployment in rows.select_related("current_spec__host").prefetch_related(instances):
+    found = list(rows.select_related("current_spec__host").prefetch_related(instances))
+    numbers = current.by_deployment({one.uuid: row.pk for row in found for one in row.instances.all()})
+    for deployment in found:
         living = [one for one in deployment.instances.all() if one.run or one.ordered]
         ready = [one for one in living if one.state == "ready" and not one.is_unknown]
         unknown = bool(living) and all(one.is_unknown for one in living)
         look = LOOKS["unknown"] if unknown else deployment.look
-        shown.append(ShownDeployment(deployment, look, len(ready), len(living)))
+        shown.append(ShownDeployment(deployment, look, len(ready), len(living), numbers.get(deployment.pk)))
     shown.sort(key=lambda one: (WORST_FIRST.index(one.deployment.state), one.deployment.name))
     return shown
 
@@ -212,6 +218,7 @@ def _numbers(
         "memory_free": sum(one.free for one in every),
         "memory_total": sum(one.total for one in every),
         "failed_jobs": failed,
+        "now": current.together(one.now for one in deployments if one.now is not None),
     }
 
 

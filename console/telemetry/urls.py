@@ -7,6 +7,9 @@ from console.telemetry import metric_views, views
 urlpatterns = [
     path("", views.overview, name="overview"),
     path("search/", views.search, name="search"),
+    path("dashboards/", metric_views.fleet, name="fleet"),
+    path("dashboards/wall/", metric_views.fleet_wall, name="fleet_wall"),
+    path("dashboards/series/", metric_views.fleet_series, name="fleet_series"),
     path("deployments/<int:pk>/metrics/", metric_views.deployment_metrics, name="deployment_metrics"),
     path("deployments/<int:pk>/metrics/series/", metric_views.deployment_series, name="deployment_series"),
     path("deployments/<int:pk>/metrics/table.csv", metric_views.deployment_csv, name="deployment_csv"),

@@ -170,7 +170,7 @@ class MetricBoard extends HTMLElement {
     this.data = data;
     this.groups = data.groups.map((group) => group.key);
     const figures = this.querySelector("[data-figures]");
-    figures.replaceChildren(...data.totals.map((one) => {
+    figures?.replaceChildren(...data.totals.map((one) => {
       const box = document.createElement("div");
       for (const [tag, text] of [["small", one.name], ["strong", one.value], ["span", one.note]]) {
         const part = document.createElement(tag);
@@ -186,7 +186,7 @@ class MetricBoard extends HTMLElement {
   follow() {
     const { live, range } = this.state;
     if (!live) return;
-    const bySocket = range <= LIVE_RANGE;
+    const bySocket = range <= LIVE_RANGE && Boolean(this.dataset.socket);
     if (!bySocket) {
       this.socket?.end();
       this.socket = null;

@@ -1,0 +1,9 @@
+"""Alerts."""
+
+from django.apps import AppConfig
+
+
+class AlertsConfig(AppConfig):
+    """The application."""
+
+    name = "console.alerts"

@@ -1,0 +1,342 @@
+"""What rules can be about: how each condition is read off the fleet, and the rules that Slipway brings.
+
+A condition gives one reading for each subject (an instance, a deployment, a host, …). It is over the threshold if its
+value is above it, or below it where less is worse. Thresholds are what the metrics mean: KV use is a fraction, not a per cent.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from console.common.models import StateChange
+from console.common.spans import readable_bytes, readable_duration
+from console.deployments import current
+from console.deployments.current import Current
+from console.deployments.models import Deployment, Instance
+from console.fleet.models import Host
+from console.jobs.models import Step
+from console.telemetry.baselines import Baselines
+
+BEFORE_ALERTS_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a condition says about one subject."""
+
+    subject: str
+    name: str
+    value: float
+    summary: str
+    cause: str = ""
+    url: str = ""
+    deployment: int | None = None
+    host: int | None = None
+
+
+@dataclass
+class Scene:
+    """One team's fleet at one moment, read once for all rules."""
+
+    team: int
+    now: datetime
+    instances: list[Instance]
+    hosts: list[Host]
+    currents: Mapping[Any, Current]
+    baselines: Baselines
+    _cache: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, team: int, baselines: Baselines) -> "Scene":
+        """Read it."""
+        instances = list(
+            Instance.objects.filter(deployment__team_id=team)
+            .exclude(state="stopped")
+            .select_related("deployment", "host", "spec__engine")
+        )
+        hosts = [host for host in Host.objects.filter(team_id=team) if host.last_seen_at is not None]
+        found = current.of_instances([instance.uuid for instance in instances])
+        return cls(team, timezone.now(), instances, hosts, found, baselines)
+
+    def deployments(self) -> dict[Deployment, list[Current]]:
+        """Deployments with the numbers of their instances that tell some."""
+        found: dict[Deployment, list[Current]] = {}
+        for instance in self.instances:
+            if instance.uuid in self.currents:
+                found.setdefault(instance.deployment, []).append(self.currents[instance.uuid])
+        return found
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One thing that rules can be about."""
+
+    key: str
+    title: str | Promise
+    unit: str
+    """share, requests, seconds, /s, times, °C, restarts or state."""
+    read: Callable[[Scene], Iterable[Reading]]
+    help: str | Promise = ""
+    below: bool = False
+    """True where less is worse."""
+    measure: str = ""
+    """The line of `console.telemetry.measures` that has its history, for the preview; empty: it has none."""
+
+    def is_over(self, value: float, threshold: float) -> bool:
+        """True if the value is on the wrong side of the threshold."""
+        return value < threshold if self.below else value > threshold
+
+
+def _of_instances(name: str, text: Callable[[float], str]) -> Callable[[Scene], Iterable[Reading]]:
+    def read(scene: Scene) -> Iterable[Reading]:
+        for instance in scene.instances:
+            numbers = scene.currents.get(instance.uuid)
+            value = getattr(numbers, name) if numbers else None
+            if value is not None:
+                yield _about(instance, value, text(value))
+
+    return read
+
+
+def _about(instance: Instance, value: float, summary: str, cause: str = "") -> Reading:
+    return Reading(
+        subject=f"instance:{instance.pk}",
+        name=str(instance),
+        value=value,
+        summary=summary,
+        cause=cause,
+        url=reverse("instance_detail", args=[instance.pk]),
+        deployment=instance.deployment_id,
+        host=instance.host_id,
+    )
+
+
+def _about_host(host: Host, value: float, summary: str, *, part: str = "", cause: str = "") -> Reading:
+    subject = f"host:{host.pk}" + (f":{part}" if part else "")
+    return Reading(subject, host.name, value, summary, cause, reverse("host_detail", args=[host.pk]), None, host.pk)
+
+
+def _about_deployment(deployment: Deployment, value: float, summary: str, cause: str = "") -> Reading:
+    url = reverse("deployment_metrics", args=[deployment.pk])
+    return Reading(f"deployment:{deployment.pk}", deployment.name, value, summary, cause, url, deployment.pk)
+
+
+def _percent(value: float) -> str:
+    return f"{value * 100:.0f} %"
+
+
+def _errors(scene: Scene) -> Iterable[Reading]:
+    for deployment, parts in scene.deployments().items():
+        whole = current.together(parts)
+        if whole and whole.requests and whole.errors is not None:
+            share = whole.errors / whole.requests
+            yield _about_deployment(deployment, share, _("%s of the last minute's requests failed.") % _percent(share))
+
+
+def _against_baseline(scene: Scene) -> Iterable[Reading]:
+    for deployment, parts in scene.deployments().items():
+        whole = current.together(parts)
+        usual = scene.baselines.ttft_p95(deployment)
+        if whole and whole.ttft_p95 is not None and usual:
+            times = whole.ttft_p95 / usual
+            text = _("The first token takes %(now).2f s (p95); usual here is %(usual).2f s.")
+            yield _about_deployment(deployment, times, text % {"now": whole.ttft_p95, "usual": usual})
+
+
+def _in_state(*states: str) -> Callable[[Scene], Iterable[Reading]]:
+    def read(scene: Scene) -> Iterable[Reading]:
+        for instance in scene.instances:
+            if instance.state in states and not instance.is_unknown:
+                failure = instance.failure or {}
+                cause = str(failure.get("message", "")) or instance.state_reason
+                yield _about(instance, 1.0, _("It is %s.") % instance.look.word, cause)
+            else:
+                yield _about(instance, 0.0, "")
+
+    return read
+
+
+def _deployment_down(scene: Scene) -> Iterable[Reading]:
+    for deployment in Deployment.objects.filter(team_id=scene.team, state__in=("failed", "serving", "degraded")):
+        down = deployment.state == "failed"
+        summary = _("No instance of it serves.") if down else ""
+        yield _about_deployment(deployment, float(down), summary, deployment.state_reason if down else "")
+
+
+def _restarts(scene: Scene) -> Iterable[Reading]:
+    began = scene.now - timedelta(seconds=BEFORE_ALERTS_SECONDS)
+    keys = [instance.pk for instance in scene.instances]
+    changes = StateChange.objects.filter(
+        kind="deployments.instance", object_id__in=keys, after="restarting", at__gte=began
+    )
+    counts: dict[int, int] = {}
+    for key in changes.values_list("object_id", flat=True):
+        counts[key] = counts.get(key, 0) + 1
+    for instance in scene.instances:
+        number = counts.get(instance.pk, 0)
+        yield _about(instance, number, _("It was restarted %d times within an hour.") % number, instance.state_reason)
+
+
+def _offline(scene: Scene) -> Iterable[Reading]:
+    for host in scene.hosts:
+        silent = (scene.now - (host.last_seen_at or scene.now)).total_seconds()
+        running = sum(instance.host_id == host.pk for instance in scene.instances)
+        text = _("Nothing was heard of it for %(span)s; %(count)d instances there are unknown.") % {
+            "span": readable_duration(silent),
+            "count": running,
+        }
+        yield _about_host(host, silent, text)
+
+
+def _disk(scene: Scene) -> Iterable[Reading]:
+    for host in scene.hosts:
+        total, free = host.vitals.get("disk_total"), host.vitals.get("disk_free")
+        if host.is_online and total and free is not None:
+            text = _("%(free)s of %(total)s are free.") % {"free": readable_bytes(free), "total": readable_bytes(total)}
+            yield _about_host(host, free / total, text)
+
+
+def _gpus(scene: Scene) -> Iterable[tuple[Host, str, Mapping[str, Any]]]:
+    for host in scene.hosts:
+        for number, gpu in enumerate(host.vitals.get("gpus") or []):
+            if host.is_online and isinstance(gpu, Mapping):
+                yield host, str(gpu.get("index", number)), gpu
+
+
+def _hot(scene: Scene) -> Iterable[Reading]:
+    for host, index, gpu in _gpus(scene):
+        if isinstance(degrees := gpu.get("temperature_c"), int | float):
+            text = _("GPU %(index)s is at %(degrees)d °C.") % {"index": index, "degrees": degrees}
+            yield _about_host(host, degrees, text, part=f"gpu{index}")
+
+
+def _download_rate(scene: Scene) -> Iterable[Reading]:
+    steps = Step.objects.filter(state="running", kind="download", host__team_id=scene.team)
+    for step in steps.select_related("host", "job"):
+        if step.host.is_online and not step.progress.get("waiting_for"):
+            url = reverse("job_detail", args=[step.job_id])
+            text = _("No bytes arrive.")
+            rate = float(step.progress.get("rate") or 0.0)
+            yield Reading(f"step:{step.pk}", str(step.job.title), rate, text, "", url, None, step.host_id)
+
+
+def _channels(scene: Scene) -> Iterable[Reading]:
+    from console.alerts.models import Channel
+
+    for channel in Channel.objects.filter(team_id=scene.team, enabled=True):
+        silent = (scene.now - channel.failing_since).total_seconds() if channel.failing_since else 0.0
+        text = _("Alerts can't be sent through it: %s") % channel.last_error
+        yield Reading(f"channel:{channel.pk}", channel.name, silent, text, "", reverse("channel_list"))
+
+
+CONDITIONS: Mapping[str, Condition] = {
+    one.key: one
+    for one in (
+        Condition(
+            "kv_usage",
+            gettext_lazy("KV cache in use"),
+            "share",
+            _of_instances("kv_usage", lambda value: _("%s of the KV cache is in use.") % _percent(value)),
+            gettext_lazy("A share from 0 to 1. A full cache makes requests wait, then preempts them."),
+            measure="kv_cache_usage",
+        ),
+        Condition(
+            "waiting",
+            gettext_lazy("Requests waiting"),
+            "requests",
+            _of_instances("waiting", lambda value: _("%d requests wait for the engine.") % value),
+            measure="requests_waiting",
+        ),
+        Condition(
+            "queue_wait",
+            gettext_lazy("Wait in the queue, p95"),
+            "seconds",
+            _of_instances("queue_p95", lambda value: _("Requests wait %.1f s (p95) before they begin.") % value),
+            measure="queue_wait.p95",
+        ),
+        Condition(
+            "preemptions",
+            gettext_lazy("Preemptions"),
+            "/s",
+            _of_instances("preemptions", lambda value: _("%.2f requests a second lose their KV blocks.") % value),
+            gettext_lazy("They are computed again later: the KV cache is too small for this load."),
+            measure="preemptions",
+        ),
+        Condition(
+            "kv_offload",
+            gettext_lazy("Offloaded KV cache in use"),
+            "share",
+            _of_instances("kv_offload", lambda value: _("%s of the offloaded KV cache is in use.") % _percent(value)),
+            measure="kv_offload_usage",
+        ),
+        Condition(
+            "acceptance",
+            gettext_lazy("Speculative acceptance"),
+            "share",
+            _of_instances(
+                "acceptance", lambda value: _("Only %s of the drafted tokens are accepted.") % _percent(value)
+            ),
+            gettext_lazy("Below, drafting costs more than it brings."),
+            below=True,
+            measure="spec_acceptance_share",
+        ),
+        Condition(
+            "ttft_times",
+            gettext_lazy("First token against its own baseline"),
+            "times",
+            _against_baseline,
+            gettext_lazy("The last minute's p95 over the p95 of the last day."),
+        ),
+        Condition("error_share", gettext_lazy("Failed requests"), "share", _errors, measure="error_share"),
+        Condition("hung", gettext_lazy("Instance unhealthy or hung"), "state", _in_state("unhealthy")),
+        Condition("crashed", gettext_lazy("Instance crashed"), "state", _in_state("crashed")),
+        Condition("down", gettext_lazy("Deployment failed"), "state", _deployment_down),
+        Condition("restarts", gettext_lazy("Restarts within an hour"), "restarts", _restarts),
+        Condition("offline", gettext_lazy("Host silent"), "seconds", _offline),
+        Condition("disk_free", gettext_lazy("Disk free"), "share", _disk, below=True),
+        Condition("hot", gettext_lazy("Device temperature"), "°C", _hot),
+        Condition("download_rate", gettext_lazy("Download rate"), "bytes/s", _download_rate, below=True),
+        Condition("channel", gettext_lazy("Alert channel dead"), "seconds", _channels),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Default:
+    """A rule that Slipway brings."""
+
+    key: str
+    name: str
+    condition: str
+    threshold: float
+    for_seconds: int
+    severity: str
+
+
+DEFAULTS: tuple[Default, ...] = (
+    Default("kv-high", "KV cache nearly full", "kv_usage", 0.90, 30, "warning"),
+    Default("kv-full", "KV cache full", "kv_usage", 0.95, 120, "critical"),
+    Default("waiting", "Many requests wait", "waiting", 100, 60, "warning"),
+    Default("queue-wait", "Long wait in the queue", "queue_wait", 5, 60, "warning"),
+    Default("preemptions", "Requests are preempted", "preemptions", 0.1, 120, "warning"),
+    Default("kv-offload", "Offloaded KV cache in use", "kv_offload", 0.0, 60, "info"),
+    Default("acceptance", "Few drafted tokens accepted", "acceptance", 0.3, 300, "warning"),
+    Default("ttft-baseline", "First token slower than usual", "ttft_times", 2, 120, "warning"),
+    Default("errors", "Requests fail", "error_share", 0.05, 60, "critical"),
+    Default("hung", "Instance hung", "hung", 0.5, 0, "critical"),
+    Default("crashed", "Instance crashed", "crashed", 0.5, 0, "critical"),
+    Default("down", "Deployment failed", "down", 0.5, 0, "critical"),
+    Default("restarts", "Instance restarts again and again", "restarts", 2, 0, "warning"),
+    Default("offline", "Host offline", "offline", 60, 0, "critical"),
+    Default("disk", "Disk nearly full", "disk_free", 0.10, 60, "warning"),
+    Default("hot", "Device hot", "hot", 85, 60, "warning"),
+    Default("stalled", "Download stalled", "download_rate", 1, 300, "warning"),
+    Default("channel", "Alert channel dead", "channel", 0, 0, "critical"),
+)

@@ -1,0 +1,257 @@
+"""Every rule that Slipway brings fires when it should, and clears when it is over."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from console.alerts.conditions import CONDITIONS, DEFAULTS
+from console.alerts.models import Alert, Channel, Rule
+from console.common.models import StateChange
+from console.common.states import move
+from console.deployments.models import Deployment, Instance
+from console.fleet.models import Host
+from console.jobs.models import Step
+from tests.alerts.conftest import Stage
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Act = Callable[[Stage], None]
+
+
+def tell(**numbers: Any) -> Act:
+    return lambda stage: stage.tell(**numbers)
+
+
+def instance_is(state: str, **more: Any) -> Act:
+    return lambda stage: Instance.objects.filter(pk=stage.instance.pk).update(state=state, **more)  # type: ignore[return-value]
+
+
+def vitals(**numbers: Any) -> Act:
+    def act(stage: Stage) -> None:
+        Host.objects.filter(pk=stage.fleet.host.pk).update(vitals=numbers, last_seen_at=timezone.now())
+
+    return act
+
+
+def heard(seconds_ago: float) -> Act:
+    def act(stage: Stage) -> None:
+        Host.objects.update(last_seen_at=stage.at + timedelta(seconds=10 - seconds_ago))
+
+    return act
+
+
+def restarted(times: int) -> Act:
+    def act(stage: Stage) -> None:
+        StateChange.objects.all().delete()
+        for _ in range(times):
+            StateChange.objects.create(
+                kind="deployments.instance",
+                object_id=stage.instance.pk,
+                before="ready",
+                after="restarting",
+                at=stage.at,
+            )
+
+    return act
+
+
+def downloads_at(rate: float) -> Act:
+    def act(stage: Stage) -> None:
+        step = Step.objects.filter(host=stage.fleet.host).first()
+        Step.objects.filter(pk=step.pk).update(kind="download", state="running", progress={"done": 5, "rate": rate})
+        Host.objects.update(last_seen_at=timezone.now())
+
+    return act
+
+
+def usual_ttft(stage: Stage) -> None:
+    import time
+
+    stage.baselines._found[stage.instance.deployment_id] = (time.monotonic(), 0.2)
+
+
+def ttft(value: float) -> Act:
+    import math
+
+    from workers.vllm.histograms import Histogram
+
+    def act(stage: Stage) -> None:
+        usual_ttft(stage)
+        bounds = (0.1, 0.25, 1.0, 2.5, math.inf)
+        counts = tuple(100.0 if bound >= value else 0.0 for bound in bounds)
+        stage.tell(ttft=Histogram(bounds, counts, 100 * value))
+
+    return act
+
+
+def channel_fails(since: float | None) -> Act:
+    def act(stage: Stage) -> None:
+        channel, _made = Channel.objects.get_or_create(team_id=1, name="pager", kind="webhook")
+        channel.failing_since = stage.at - timedelta(seconds=since) if since is not None else None
+        channel.last_error = "connection refused"
+        channel.save()
+
+    return act
+
+
+GIB = 1 << 30
+TROUBLES: dict[str, tuple[Act, Act]] = {
+    "kv-high": (tell(kv_usage=0.93), tell(kv_usage=0.5)),
+    "kv-full": (tell(kv_usage=0.99), tell(kv_usage=0.5)),
+    "waiting": (tell(waiting=130.0), tell(waiting=3.0)),
+    "queue-wait": (tell(queue_p95=9.0), tell(queue_p95=0.1)),
+    "preemptions": (tell(preemptions=0.5), tell(preemptions=0.0)),
+    "kv-offload": (tell(kv_offload=0.2), tell(kv_offload=0.0)),
+    "acceptance": (tell(acceptance=0.1), tell(acceptance=0.7)),
+    "ttft-baseline": (ttft(1.0), ttft(0.1)),
+    "errors": (tell(requests=10.0, errors=2.0), tell(requests=10.0, errors=0.0)),
+    "hung": (instance_is("unhealthy", failure={"message": "no tokens for 60 s"}), instance_is("ready", failure=None)),
+    "crashed": (instance_is("crashed", failure={"message": "CUDA out of memory"}), instance_is("ready", failure=None)),
+    "down": (
+        lambda stage: Deployment.objects.update(state="failed", state_reason="no memory left"),  # type: ignore[dict-item, return-value]
+        lambda stage: Deployment.objects.update(state="serving"),  # type: ignore[dict-item, return-value]
+    ),
+    "restarts": (restarted(4), restarted(0)),
+    "offline": (heard(120), heard(1)),
+    "disk": (vitals(disk_total=100 * GIB, disk_free=4 * GIB), vitals(disk_total=100 * GIB, disk_free=50 * GIB)),
+    "hot": (vitals(gpus=[{"uuid": "a", "temperature_c": 92}]), vitals(gpus=[{"uuid": "a", "temperature_c": 60}])),
+    "stalled": (downloads_at(0), downloads_at(5e6)),
+    "channel": (channel_fails(30), channel_fails(None)),
+}
+
+
+def test_every_rule_is_tested_here_and_every_condition_has_a_rule() -> None:
+    assert set(TROUBLES) == {default.key for default in DEFAULTS}
+    assert {default.condition for default in DEFAULTS} == set(CONDITIONS)
+
+
+@pytest.mark.parametrize("key", list(TROUBLES))
+def test_a_rule_fires_after_its_time_and_clears_when_it_is_over(stage: Stage, key: str) -> None:
+    trouble, relief = TROUBLES[key]
+    rule = stage.only(key)
+    relief(stage)
+    stage.round()
+    assert not stage.living(key)
+    waited = 0
+    while not stage.living(key):
+        trouble(stage)
+        stage.round()
+        waited += 10
+        assert waited <= rule.for_seconds + 20
+    assert waited >= rule.for_seconds
+    (alert,) = stage.living(key)
+    assert alert.severity == rule.severity
+    assert alert.summary
+    assert alert.url
+    for _ in range(rule.clear_seconds // 10 + 2):
+        relief(stage)
+        stage.round()
+    alert.refresh_from_db()
+    assert alert.state == "closed"
+    assert alert.closed_at is not None
+
+
+def test_a_short_peak_raises_nothing(stage: Stage) -> None:
+    stage.only("kv-full")
+    for _ in range(5):
+        for _ in range(6):
+            stage.tell(kv_usage=0.99)
+            stage.round()
+        stage.tell(kv_usage=0.4)
+        stage.round()
+        stage.round()
+    assert not Alert.objects.exists()
+
+
+def test_a_value_that_flutters_around_the_threshold_is_one_alert(stage: Stage) -> None:
+    stage.only("kv-high")
+    for turn in range(60):
+        stage.tell(kv_usage=0.93 if turn % 2 else 0.87)
+        stage.round()
+    assert Alert.objects.count() == 1
+    assert stage.living("kv-high")
+
+
+def test_an_alert_keeps_the_worst_value_and_the_cause(stage: Stage) -> None:
+    stage.only("crashed")
+    instance_is("crashed", failure={"message": "CUDA out of memory"})(stage)
+    stage.round()
+    (alert,) = stage.living("crashed")
+    assert alert.cause == "CUDA out of memory"
+    assert alert.deployment == stage.instance.deployment
+
+
+def test_how_long_something_lasts_survives_a_restart_of_the_console(stage: Stage) -> None:
+    stage.only("kv-full")
+    stage.tell(kv_usage=0.99)
+    stage.round()
+    # A new process reads everything from the database: a new scene, new baselines.
+    stage.baselines = type(stage.baselines)()
+    stage.tell(kv_usage=0.99)
+    stage.round(130)
+    assert len(stage.living("kv-full")) == 1
+
+
+def test_what_is_gone_altogether_is_over_after_a_while(stage: Stage) -> None:
+    stage.only("kv-high")
+    stage.tell(kv_usage=0.95)
+    stage.rounds(50)
+    assert stage.living("kv-high")
+    stage.be_silent()
+    stage.rounds(100)
+    assert not stage.living("kv-high")
+
+
+def test_a_deployments_own_rule_replaces_the_one_for_all(stage: Stage) -> None:
+    general = stage.only("kv-high")
+    own = Rule.objects.create(
+        team_id=1, name="relaxed", condition="kv_usage", threshold=0.99, severity="warning", for_seconds=0,
+        deployment=stage.instance.deployment,
+    )  # fmt: skip
+    stage.tell(kv_usage=0.95)
+    stage.rounds(60)
+    assert not Alert.objects.exists()
+    stage.tell(kv_usage=0.995)
+    stage.rounds(20)
+    assert [alert.rule for alert in Alert.objects.all()] == [own]
+    assert general.enabled
+
+
+def test_changes_of_default_rules_stay(stage: Stage) -> None:
+    from console.access.models import Team
+    from console.alerts.evaluation import ensure_defaults
+
+    Rule.objects.filter(key="kv-high").update(threshold=0.5, enabled=False)
+    ensure_defaults(Team.objects.get(pk=1))
+    rule = Rule.objects.get(key="kv-high")
+    assert (rule.threshold, rule.enabled) == (0.5, False)
+
+
+def test_an_instance_of_a_silent_host_is_not_called_crashed(stage: Stage) -> None:
+    stage.only("hung")
+    instance_is("unhealthy")(stage)
+    Host.objects.update(last_seen_at=timezone.now() - timedelta(minutes=5))
+    stage.rounds(30)
+    assert not Alert.objects.exists()
+
+
+def test_a_closed_alert_can_open_again_as_a_new_one(stage: Stage) -> None:
+    stage.only("crashed")
+    for _ in range(2):
+        instance_is("crashed")(stage)
+        stage.rounds(20)
+        instance_is("ready")(stage)
+        stage.rounds(90)
+    assert [alert.state for alert in Alert.objects.all()] == ["closed", "closed"]
+
+
+def test_a_move_of_an_alert_leaves_its_row(stage: Stage) -> None:
+    stage.only("crashed")
+    instance_is("crashed")(stage)
+    stage.round()
+    (alert,) = stage.living("crashed")
+    move(alert, to="acknowledged", reason="on it")
+    assert StateChange.objects.filter(kind="alerts.alert", object_id=alert.pk, after="acknowledged").exists()
