@@ -52,6 +52,10 @@ class Environment(BaseSettings):
         default=False, description="True when people reach the console by HTTPS: secure cookies, HSTS, redirect."
     )
     slipway_debug: bool = Field(default=False, description="Django's debug mode. Never in production.")
+    slipway_metrics_token: str = Field(
+        default="",
+        description="Token with which Prometheus reads /metrics and /prometheus/sd/; empty: only signed-in admins may.",
+    )
     slipway_log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
     slipway_time_zone: str = Field(default="UTC", description="Time zone of the pages, such as Europe/Berlin.")
     slipway_instance_ports: str = Field(

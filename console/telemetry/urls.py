@@ -2,11 +2,14 @@
 
 from django.urls import path
 
-from console.telemetry import metric_views, views
+from console.telemetry import metric_views, prometheus_views, views
 
 urlpatterns = [
     path("", views.overview, name="overview"),
     path("search/", views.search, name="search"),
+    path("metrics", prometheus_views.console_metrics, name="console_metrics"),
+    path("prometheus/sd/", prometheus_views.service_discovery, name="prometheus_sd"),
+    path("prometheus/instances/<uuid:uuid>/", prometheus_views.instance_metrics, name="instance_metrics"),
     path("dashboards/", metric_views.fleet, name="fleet"),
     path("dashboards/wall/", metric_views.fleet_wall, name="fleet_wall"),
     path("dashboards/series/", metric_views.fleet_series, name="fleet_series"),
