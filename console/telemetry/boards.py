@@ -119,18 +119,16 @@ def _compared(asked: Board) -> dict[str, Any] | None:
     }
 
 
-def _figures(whole: Totals, span: Span) -> list[dict[str, str]]:
-    """The numbers above the charts."""
+def _figures(whole: Totals, span: Span) -> list[dict[str, Any]]:
+    """The numbers above the charts: as text for people, and as `number` for programs."""
     rejected = whole.rejections or 0
     failed = whole.errors or 0
     return [
-        {"name": _("Requests"), "value": count(whole.requests), "note": _trouble(failed, rejected)},
-        {"name": _("Prompt tokens"), "value": count(whole.prompt_tokens), "note": _per(whole.prompt_tokens, span)},
-        {
-            "name": _("Generated tokens"),
-            "value": count(whole.generation_tokens),
-            "note": _per(whole.generation_tokens, span),
-        },
+        _count("requests", _("Requests"), whole.requests, _trouble(failed, rejected)),
+        _count("prompt_tokens", _("Prompt tokens"), whole.prompt_tokens, _per(whole.prompt_tokens, span)),
+        _count(
+            "generation_tokens", _("Generated tokens"), whole.generation_tokens, _per(whole.generation_tokens, span)
+        ),
         _latency(_("First token, p95"), whole, "time_to_first_token"),
         _latency(_("Between tokens, p95"), whole, "inter_token_latency"),
         _latency(_("Whole request, p95"), whole, "e2e_latency"),
@@ -149,11 +147,17 @@ def _per(value: float | None, span: Span) -> str:
     return _("%s/s on average") % number_format(value / max(1, span.end - span.first), decimal_pos=1)
 
 
-def _latency(name: str, whole: Totals, histogram: str) -> dict[str, str]:
-    middle = whole.quantile(histogram, 0.5)
+def _count(key: str, name: str, number: float | None, note: str) -> dict[str, Any]:
+    return {"key": key, "name": name, "value": count(number), "note": note, "number": number}
+
+
+def _latency(name: str, whole: Totals, histogram: str) -> dict[str, Any]:
+    middle, high = whole.quantile(histogram, 0.5), whole.quantile(histogram, 0.95)
     return {
+        "key": f"{histogram}.p95",
         "name": name,
-        "value": seconds(whole.quantile(histogram, 0.95)),
+        "value": seconds(high),
+        "number": high,
         "note": _("p50 %s") % seconds(middle) if middle is not None else "",
     }
 

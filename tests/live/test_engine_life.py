@@ -5,6 +5,8 @@ The tests of this module run in order on one deployment, since each start of a r
 
 import os
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import httpx2
 import pytest
 
 from tests.live.harness import LiveConsole, wait_for
+from workers.vllm.metrics import MetricsSample, parse_metrics
+from workers.vllm.rates import growth_between
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
@@ -22,6 +26,7 @@ class Served:
     def __init__(self, console: LiveConsole, name: str) -> None:
         self.console = console
         self.name = name
+        self.key = ""
 
     def value(self, column: str) -> object:
         return self.console.one(
@@ -87,6 +92,73 @@ def test_a_deployment_answers_with_the_truth(served: Served) -> None:
     assert "Paris" in result
     assert served.state() == "ready"
     assert served.console.one("select state from deployments_deployment where name = 'life'") == "serving"
+
+
+def engine_metrics(served: Served) -> MetricsSample:
+    """The engine's own counters, read from it and not from the console."""
+    text = httpx2.get(f"http://127.0.0.1:{served.value('port')}/metrics", timeout=10).text
+    return parse_metrics(text, taken_at=time.monotonic())
+
+
+def ask(served: Served, number: int) -> int:
+    """One request to the engine itself, with its key; returns how many tokens it generated."""
+    if not served.key:
+        code = (
+            "from console.deployments.models import Deployment;from console.common.secrets import decrypt;"
+            f"print(decrypt(Deployment.objects.get(name={served.name!r}).api_key))"
+        )
+        served.key = served.console.manage("shell", "-v", "0", "-c", code).split()[-1]
+    answer = httpx2.post(
+        f"http://127.0.0.1:{served.value('port')}/v1/chat/completions",
+        headers={"Authorization": f"Bearer {served.key}"},
+        json={
+            "model": served.name, "max_tokens": 12 + number % 5, "temperature": 0,
+            "messages": [{"role": "user", "content": f"Count to {number + 3}, please."}],
+        },
+        timeout=120,
+    )  # fmt: skip
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["usage"]["completion_tokens"])
+
+
+def test_every_number_on_the_board_is_what_the_engine_itself_counted(served: Served) -> None:
+    key = served.console.one("select id from deployments_deployment where name = ?", served.name)
+    ask(served, 0)
+    began, before = time.time() * 1000, engine_metrics(served)
+    time.sleep(3)  # a sample of the quiet engine lies between its warm-up and the load
+    with ThreadPoolExecutor(3) as people:
+        tokens = sum(people.map(lambda number: ask(served, number), range(18)))
+    time.sleep(4)
+    growth = growth_between(before, engine_metrics(served))
+    assert growth is not None
+    answer = served.console.get(f"/deployments/{key}/metrics/series/?from={began:.0f}&to={time.time() * 1000:.0f}")
+    board = answer.json()
+    shown = {figure["key"]: figure["number"] for figure in board["totals"]}
+    assert growth.counters["generation_tokens"] == tokens
+    assert shown["requests"] == pytest.approx(18, rel=0.01)
+    for name in ("prompt_tokens", "generation_tokens"):
+        assert shown[name] == pytest.approx(growth.counters[name], rel=0.01), name
+    for name in ("time_to_first_token", "inter_token_latency", "e2e_latency"):
+        assert shown[f"{name}.p95"] == pytest.approx(growth.histograms[name].quantile(0.95), rel=0.01), name
+    assert board["span"]["step"] == 1
+    lines = board["groups"][0]["values"]
+
+    def summed(line: str) -> float:
+        return sum(value for value in lines[line] if value is not None)
+
+    # A slot lasts about a second; what was counted during one that came late is in the next one's rate.
+    for line in ("prompt_tokens", "generation_tokens"):
+        assert summed(line) == pytest.approx(growth.counters[line], rel=0.1), line
+    by_reason = {reason: count for reason, count in growth.finished.items() if count}
+    for reason, count in by_reason.items():
+        assert summed(f"finished.{reason}") == pytest.approx(count, rel=0.1), reason
+    share = growth.counters["prefix_cache_hits"] / growth.counters["prefix_cache_queries"]
+    assert max(value for value in lines["prefix_cache_hit_share"] if value is not None) >= share * 0.99
+    assert 0 < max(value for value in lines["kv_cache_usage"] if value is not None) <= 1
+    assert max(value for value in lines["requests_running"] if value is not None) >= 1
+    empty = board["empty"]
+    assert "Speculative" in empty["speculation"]
+    assert "time_to_first_token" not in empty
 
 
 def test_kill_9_of_the_agent_leaves_the_engine_serving_and_a_new_agent_adopts_it(served: Served) -> None:
