@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from django.core.management import get_commands
 
+from console.alerts.conditions import DEFAULTS
 from console.catalog.models import COPY_STATES
 from console.deployments.models import DEPLOYMENT_STATES, INSTANCE_STATES
 from console.env import Environment
@@ -44,6 +45,12 @@ def test_every_state_is_explained(table: object) -> None:
 @pytest.mark.parametrize("kind", list(StepKind))
 def test_every_step_is_explained(kind: StepKind) -> None:
     assert re.search(rf"^\| `{kind}` \| \w", OPERATIONS, re.MULTILINE)
+
+
+def test_every_alert_rule_that_slipway_brings_is_explained() -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    missing = [default.key for default in DEFAULTS if f"| `{default.key}` | " not in text]
+    assert not missing
 
 
 def test_every_command_that_the_documents_name_exists() -> None:

@@ -1,0 +1,302 @@
+"""Boards, their data and their sockets: who may look, what is answered, and why a chart is empty."""
+
+import asyncio
+import csv
+import io
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import sync_to_async
+from django.core import signing
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from console.access.models import AuditEntry, Team, User
+from console.common.states import move
+from console.deployments import current
+from console.deployments.models import Deployment, Instance
+from console.fleet.models import Host
+from console.telemetry import fleet_board, sharing
+from console.telemetry.intake import Intake
+from console.telemetry.rings import LIVE, STORED, Rings
+from tests.factories import Fleet
+from tests.telemetry.samples import FakeLoad
+from tests.telemetry.test_consumers import communicator, receive
+from tests.telemetry.test_metrics_flow import entry, play
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def signed_in(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def instance(broker: redis.Redis, fleet: Fleet) -> Instance:
+    broker.delete(STORED, current.KEY, LIVE, fleet_board.STREAM)
+    fleet.deploy()
+    Instance.objects.update(state="ready", ordered=True)
+    Deployment.objects.update(state="serving")
+    return Instance.objects.select_related("deployment", "host").get()
+
+
+@pytest.fixture
+def intake(broker: redis.Redis, instance: Instance) -> Intake:
+    """An instance with two minutes of metrics, two requests a second."""
+    made = Intake(Rings(broker))
+    play(made, instance, FakeLoad(kv=0.3, running=2), int(time.time()) - 120, 121, each=2)
+    made.tell_current(broker)
+    return made
+
+
+def series(client: Client, instance: Instance, **query: Any) -> Any:
+    answer = client.get(reverse("deployment_series", args=[instance.deployment_id]), query)
+    assert answer.status_code == 200, answer.content
+    return answer.json()
+
+
+BOARD_PAGES = ["deployment_metrics", "deployment_series", "deployment_csv", "deployment_share"]
+
+
+@pytest.mark.parametrize("name", BOARD_PAGES)
+def test_every_role_may_look_and_other_teams_may_not(
+    instance: Instance, viewer: User, operator: User, admin: User, name: str
+) -> None:
+    address = reverse(name, args=[instance.deployment_id])
+    for person in (viewer, operator, admin):
+        assert signed_in(person).get(address).status_code == 200
+    assert Client().get(address).status_code == 302
+    viewer.team = Team.objects.create(name="others")
+    viewer.save()
+    assert signed_in(viewer).get(address).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["fleet", "fleet_wall", "fleet_series"])
+def test_the_fleet_is_for_everybody_who_is_signed_in(intake: Intake, viewer: User, name: str) -> None:
+    assert signed_in(viewer).get(reverse(name)).status_code == 200
+    assert Client().get(reverse(name)).status_code == 302
+
+
+def test_a_boards_data_are_what_was_counted(intake: Intake, instance: Instance, viewer: User) -> None:
+    board = series(signed_in(viewer), instance)
+    figures = {figure["key"]: figure["number"] for figure in board["totals"]}
+    assert figures["requests"] == 240
+    assert figures["generation_tokens"] == 4800
+    values = board["groups"][0]["values"]
+    assert values["requests"][5] == pytest.approx(2)
+    assert values["kv_cache_usage"][5] == pytest.approx(0.3)
+    assert len(board["t"]) == 120
+
+
+def test_instances_apart_have_a_group_each(
+    intake: Intake, broker: redis.Redis, instance: Instance, viewer: User
+) -> None:
+    second = Instance.objects.create(
+        deployment=instance.deployment,
+        spec=instance.spec,
+        host=instance.host,
+        number=2,
+        port=19002,
+        state="ready",
+        ordered=True,
+    )
+    play(intake, second, FakeLoad(), int(time.time()) - 60, 60)
+    board = series(signed_in(viewer), instance, apart="1")
+    assert [group["key"] for group in board["groups"]] == ["1", "2"]
+    together = series(signed_in(viewer), instance)["groups"][0]["values"]["requests"]
+    assert max(value for value in together if value) == pytest.approx(3)
+
+
+@pytest.mark.parametrize(
+    "query", [{"range": "x"}, {"range": "5"}, {"from": "1", "to": "2"}, {"from": "9"}, {"range": "99999999"}]
+)
+def test_a_range_that_there_is_not_is_refused_in_words(instance: Instance, viewer: User, query: dict[str, str]) -> None:
+    answer = signed_in(viewer).get(reverse("deployment_series", args=[instance.deployment_id]), query)
+    assert answer.status_code == 400
+    assert "range=SECONDS" in answer.json()["error"]
+    answer = signed_in(viewer).get(reverse("deployment_csv", args=[instance.deployment_id]), query)
+    assert answer.status_code == 400
+
+
+def test_the_table_has_what_the_charts_draw(intake: Intake, instance: Instance, viewer: User) -> None:
+    answer = signed_in(viewer).get(reverse("deployment_csv", args=[instance.deployment_id]))
+    rows = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))  # type: ignore[attr-defined]
+    assert len(rows) == 120
+    assert sum(float(row["generation_tokens"]) for row in rows) == pytest.approx(4800, rel=0.01)
+    assert rows[0]["time"].endswith("Z")
+    assert "attachment" in answer["Content-Disposition"]
+
+
+def test_an_empty_chart_says_why(intake: Intake, instance: Instance, viewer: User) -> None:
+    empty = series(signed_in(viewer), instance)["empty"]
+    assert empty["speculation"] == "Speculative decoding is not in use."
+    assert empty["rejections"] == "vLLM 0.32.0 has no such metric."
+    assert "time_to_first_token" not in empty
+
+
+def test_a_board_without_requests_says_so(broker: redis.Redis, instance: Instance, viewer: User) -> None:
+    play(Intake(Rings(broker)), instance, FakeLoad(), int(time.time()) - 30, 30, each=0)
+    empty = series(signed_in(viewer), instance)["empty"]
+    assert empty["time_to_first_token"] == "No requests in this range yet."
+    assert "load" not in empty
+
+
+def test_a_silent_host_is_named_with_the_time(instance: Instance, viewer: User) -> None:
+    Host.objects.update(last_seen_at=timezone.now() - timedelta(minutes=10))
+    empty = series(signed_in(viewer), instance)["empty"]
+    assert f"Host {instance.host.name} offline since " in empty["tokens"]
+
+
+def test_deploys_restarts_and_crashes_are_marked(intake: Intake, instance: Instance, viewer: User) -> None:
+    instance.refresh_from_db()
+    move(instance, to="restarting", reason="exit code 137")
+    marks = series(signed_in(viewer), instance)["marks"]
+    assert [mark["kind"] for mark in marks] == ["restarting"]
+    assert "exit code 137" in marks[0]["text"]
+
+
+def test_a_comparison_is_moved_onto_the_range(intake: Intake, instance: Instance, viewer: User) -> None:
+    client = signed_in(viewer)
+    board = series(client, instance, compare="week")
+    assert board["compared"]["name"] == "a week earlier"
+    other = Fleet.make()
+    other.deploy()
+    second = Instance.objects.get(host=other.host)
+    play(intake, second, FakeLoad(), int(time.time()) - 60, 60)
+    board = series(client, instance, compare=str(second.deployment_id))
+    assert board["compared"]["name"] == second.deployment.name
+    assert len(board["compared"]["t"]) == 59
+
+
+# -- shared ------------------------------------------------------------------------------------------------------------
+
+
+def share(client: Client, instance: Instance, hours: str = "24") -> str:
+    answer = client.post(reverse("deployment_share", args=[instance.deployment_id]), {"hours": hours})
+    assert answer.status_code == 200, answer.content
+    return str(answer.context["link"]).partition("/shared/")[2].strip("/")
+
+
+def test_a_link_shows_the_board_without_an_account_and_nothing_else(
+    intake: Intake, instance: Instance, viewer: User
+) -> None:
+    token = share(signed_in(viewer), instance)
+    stranger = Client()
+    page = stranger.get(reverse("shared_metrics", args=[token]))
+    assert page.status_code == 200
+    assert page["Referrer-Policy"] == "no-referrer"
+    assert "csrfmiddlewaretoken" not in page.content.decode()
+    assert "/account/" not in page.content.decode()
+    data = stranger.get(reverse("shared_series", args=[token]))
+    assert len(data.json()["t"]) == 120
+    assert stranger.get(reverse("shared_csv", args=[token])).status_code == 200
+    assert stranger.get(reverse("deployment_detail", args=[instance.deployment_id])).status_code == 302
+    assert AuditEntry.objects.filter(action="metrics.share", actor=viewer).exists()
+
+
+def test_a_link_compares_with_no_other_deployment(intake: Intake, instance: Instance, viewer: User) -> None:
+    other = Fleet.make()
+    other.deploy()
+    key = Deployment.objects.exclude(pk=instance.deployment_id).get().pk
+    token = share(signed_in(viewer), instance)
+    data = Client().get(reverse("shared_series", args=[token]), {"compare": str(key)}).json()
+    assert data["compared"] is None
+
+
+def test_a_link_ends_and_can_not_be_forged(instance: Instance, viewer: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = share(signed_in(viewer), instance, "1")
+    assert Client().get(reverse("shared_metrics", args=[token])).status_code == 200
+    assert Client().get(reverse("shared_metrics", args=[f"{token}x"])).status_code == 404
+    forged = signing.dumps(
+        {"d": instance.deployment_id, "u": time.time() + 99, "p": viewer.pk}, key="other", salt=sharing.SALT
+    )
+    assert Client().get(reverse("shared_metrics", args=[forged])).status_code == 404
+    later = time.time() + 3700
+    monkeypatch.setattr(sharing.time, "time", lambda: later)
+    assert Client().get(reverse("shared_series", args=[token])).status_code == 404
+
+
+def test_a_link_of_a_person_who_was_disabled_is_no_longer_good(instance: Instance, viewer: User) -> None:
+    token = share(signed_in(viewer), instance)
+    viewer.is_active = False
+    viewer.save()
+    assert Client().get(reverse("shared_metrics", args=[token])).status_code == 404
+
+
+@pytest.mark.parametrize("hours", ["", "x", "5000"])
+def test_a_link_for_an_odd_time_is_refused(instance: Instance, viewer: User, hours: str) -> None:
+    client = signed_in(viewer)
+    answer = client.post(reverse("deployment_share", args=[instance.deployment_id]), {"hours": hours})
+    assert answer.status_code == 400
+    assert not answer.context["link"]
+
+
+# -- live --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", ["anonymous", "other team"])
+async def test_a_socket_is_only_for_those_who_may_look(instance: Instance, viewer: User, who: str) -> None:
+    if who == "other team":
+        viewer.team = await Team.objects.acreate(name="others")
+        await viewer.asave()
+    person = None if who == "anonymous" else viewer
+    socket = await sync_to_async(communicator)(f"/ws/deployments/{instance.deployment_id}/metrics/", person)
+    assert not await socket.connect()
+
+
+async def test_a_new_sample_is_a_point_on_open_boards_within_a_second(
+    intake: Intake, instance: Instance, viewer: User
+) -> None:
+    socket = await sync_to_async(communicator)(f"/ws/deployments/{instance.deployment_id}/metrics/", viewer)
+    assert await socket.connect()
+    await receive(socket, lambda message: "points" in message)
+    load = FakeLoad(started_at=5.0)
+    load.answer(7, tokens=30)
+    now = time.time()
+    before = asyncio.get_running_loop().time()
+    await sync_to_async(intake.take)(instance.host, [(entry(now), load.batch(instance.uuid, int(now) + 1))])
+    message = await receive(
+        socket, lambda message: any(p["groups"]["all"]["generation_tokens"] == 210 for p in message.get("points", []))
+    )
+    assert asyncio.get_running_loop().time() - before < 3  # measured in the bench; here only that it comes by itself
+    assert message["points"][-1]["t"] % 1000 == 0
+    await socket.leave()
+
+
+async def test_a_shared_boards_socket_needs_its_token_only(intake: Intake, instance: Instance, viewer: User) -> None:
+    token = await sync_to_async(sharing.share)(instance.deployment, hours=1, actor=viewer)
+    socket = await sync_to_async(communicator)(f"/ws/shared/{token}/metrics/")
+    assert await socket.connect()
+    assert (await receive(socket, lambda message: "points" in message))["points"]
+    await socket.leave()
+    socket = await sync_to_async(communicator)("/ws/shared/nonsense/metrics/")
+    assert not await socket.connect()
+
+
+# -- numbers of lists --------------------------------------------------------------------------------------------------
+
+
+def test_lists_and_the_fleet_show_what_deployments_do_right_now(
+    intake: Intake, instance: Instance, viewer: User
+) -> None:
+    client = signed_in(viewer)
+    for name in ("deployment_list", "overview", "fleet"):
+        page = client.get(reverse(name)).content.decode()
+        assert "40.0" in page, name  # tokens a second
+        assert "30 %" in page, name  # of the KV cache
+    lines = client.get(reverse("fleet_series")).json()["groups"][0]["values"]
+    assert lines["generation_tokens"][-1] == pytest.approx(40, rel=0.05)
+
+
+def test_the_fleets_lines_hold_ones_own_deployments_only(intake: Intake, instance: Instance, viewer: User) -> None:
+    viewer.team = Team.objects.create(name="others")
+    viewer.save()
+    board = signed_in(viewer).get(reverse("fleet_series")).json()
+    assert board["empty"]["tokens"]
+    assert signed_in(viewer).get(reverse("fleet_series"), {"range": "7"}).status_code == 400
