@@ -1,11 +1,11 @@
-"""`python -m bench [NAME…]`: all measurements, or those named (pages, lines, start, weights)."""
+"""`python -m bench [NAME…]`: all measurements, or those named (pages, lines, start, telemetry, weights)."""
 
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import lines, pages, start, weights
+from bench import lines, pages, start, telemetry, weights
 from bench.console import Bench
 from bench.rows import Row, write
 from tests.live.harness import LiveConsole
@@ -15,6 +15,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
     "start": start.measure,
     "lines": lines.measure,
     "pages": pages.measure,
+    "telemetry": telemetry.measure,
     "weights": weights.measure,
 }
 
