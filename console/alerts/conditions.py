@@ -23,6 +23,7 @@ from console.deployments.models import Deployment, Instance
 from console.fleet.models import Host
 from console.jobs.models import Step
 from console.telemetry.baselines import Baselines
+from workers.host_facts import Gpu, facts_of, live_of
 
 BEFORE_ALERTS_SECONDS = 3600
 
@@ -203,18 +204,45 @@ def _disk(scene: Scene) -> Iterable[Reading]:
             yield _about_host(host, free / total, text)
 
 
-def _gpus(scene: Scene) -> Iterable[tuple[Host, str, Mapping[str, Any]]]:
+def _gpus(scene: Scene) -> Iterable[tuple[Host, Gpu]]:
     for host in scene.hosts:
-        for number, gpu in enumerate(host.vitals.get("gpus") or []):
-            if host.is_online and isinstance(gpu, Mapping):
-                yield host, str(gpu.get("index", number)), gpu
+        live = live_of(host.vitals) if host.is_online else None
+        for gpu in live.gpus.gpus if live else ():
+            yield host, gpu
 
 
 def _hot(scene: Scene) -> Iterable[Reading]:
-    for host, index, gpu in _gpus(scene):
-        if isinstance(degrees := gpu.get("temperature_c"), int | float):
-            text = _("GPU %(index)s is at %(degrees)d °C.") % {"index": index, "degrees": degrees}
-            yield _about_host(host, degrees, text, part=f"gpu{index}")
+    for host, gpu in _gpus(scene):
+        if gpu.temperature_c is not None:
+            text = _("GPU %(index)d is at %(degrees)d °C.") % {"index": gpu.index, "degrees": gpu.temperature_c}
+            held = ", ".join(gpu.slowdowns)
+            cause = _("Its clocks are held down: %s") % held if held else ""
+            yield _about_host(host, gpu.temperature_c, text, part=f"gpu{gpu.index}", cause=cause)
+
+
+def _strangers(scene: Scene) -> Iterable[Reading]:
+    for host, gpu in _gpus(scene):
+        strangers = [process for process in gpu.processes if not process.instance and process.memory]
+        taken = sum(process.memory or 0 for process in strangers)
+        text = _("%(size)s of GPU %(index)d belong to processes that Slipway did not start.") % {
+            "size": readable_bytes(taken),
+            "index": gpu.index,
+        }
+        names = ", ".join(f"{process.name or '?'} (pid {process.pid})" for process in strangers[:5])
+        yield _about_host(host, taken / gpu.memory_total, text, part=f"gpu{gpu.index}", cause=names)
+
+
+def _xids(scene: Scene) -> Iterable[Reading]:
+    """Xid errors of the last hour. The host's clock wrote them; its measured skew is taken off."""
+    for host in scene.hosts:
+        facts = facts_of(host.facts)
+        if facts is None or not host.is_online:
+            continue
+        began = scene.now.timestamp() - BEFORE_ALERTS_SECONDS + (host.clock_skew_seconds or 0.0)
+        recent = [event for event in facts.xid.events if event.at >= began]
+        text = _("The driver has reported %d errors within an hour.") % len(recent)
+        cause = f"Xid {recent[-1].code} {recent[-1].bus_id}: {recent[-1].text}" if recent else ""
+        yield _about_host(host, len(recent), text, part="xid", cause=cause)
 
 
 def _download_rate(scene: Scene) -> Iterable[Reading]:
@@ -302,6 +330,8 @@ CONDITIONS: Mapping[str, Condition] = {
         Condition("offline", gettext_lazy("Host silent"), "seconds", _offline),
         Condition("disk_free", gettext_lazy("Disk free"), "share", _disk, below=True),
         Condition("hot", gettext_lazy("Device temperature"), "°C", _hot),
+        Condition("xid", gettext_lazy("Xid errors within an hour"), "errors", _xids),
+        Condition("strangers", gettext_lazy("Device memory of strangers"), "share", _strangers),
         Condition("download_rate", gettext_lazy("Download rate"), "bytes/s", _download_rate, below=True),
         Condition("channel", gettext_lazy("Alert channel dead"), "seconds", _channels),
     )
@@ -337,6 +367,8 @@ DEFAULTS: tuple[Default, ...] = (
     Default("offline", "Host offline", "offline", 60, 0, "critical"),
     Default("disk", "Disk nearly full", "disk_free", 0.10, 60, "warning"),
     Default("hot", "Device hot", "hot", 85, 60, "warning"),
+    Default("xid", "GPU reports errors", "xid", 0, 0, "critical"),
+    Default("strangers", "Device memory taken by strangers", "strangers", 0.05, 60, "warning"),
     Default("stalled", "Download stalled", "download_rate", 1, 300, "warning"),
     Default("channel", "Alert channel dead", "channel", 0, 0, "critical"),
 )

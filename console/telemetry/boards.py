@@ -181,7 +181,7 @@ def seconds(value: float | None) -> str:
 def marks(deployment: Deployment, instances: Sequence[Instance], span: Span) -> list[dict[str, Any]]:
     """Deploys, restarts and failures in the range."""
     numbers = {instance.pk: instance.number for instance in instances}
-    began, ended = (datetime.fromtimestamp(moment, tz=UTC) for moment in (span.first, span.end))
+    began, ended = (datetime.fromtimestamp(moment, tz=UTC) for moment in (span.first, span.end + 1))
     rows: list[StateChange] = []
     for kind, states in MARKED.items():
         keys = [deployment.pk] if kind == "deployments.deployment" else list(numbers)

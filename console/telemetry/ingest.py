@@ -32,7 +32,7 @@ from console.fleet.models import Host, ReportCursor
 from console.jobs import services as jobs
 from console.jobs.models import Job, Step
 from console.jobs.reconcile import INGEST_PULSE
-from console.telemetry import rollups
+from console.telemetry import host_board, rollups
 from console.telemetry.intake import Intake
 from console.telemetry.rings import Rings
 from workers.contracts import (
@@ -170,7 +170,10 @@ class Ingest:
         """
         if self._intake is None:
             self._intake = Intake(Rings(redis))
+        before = host.vitals
         batches = take_samples(host, [(entry, fields.get("json", "")) for entry, fields in entries])
+        if host.vitals is not before:  # a sign of life was among them
+            host_board.record(redis, host.pk, host.vitals)
         self._intake.take(host, batches)
         done = [entry for entry, _fields in entries]
         if batches:

@@ -20,7 +20,8 @@ from console.access.policies import Action
 from console.common.errors import Refused
 from console.deployments import views as deployments
 from console.deployments.models import Deployment
-from console.telemetry import boards, fleet_board, sharing
+from console.fleet.models import Host
+from console.telemetry import boards, fleet_board, host_board, sharing
 from console.telemetry.boards import Board
 from console.telemetry.history import LONGEST_SECONDS, Span
 from console.telemetry.measures import CHARTS
@@ -85,6 +86,24 @@ def fleet_series(request: HttpRequest) -> HttpResponse:
         return JsonResponse({"error": _("Ask for range=900, 3600, 21600 or 86400.")}, status=400)
     apart = request.GET.get("apart") == "1"
     return JsonResponse(fleet_board.board(user, range_seconds=int(seconds), apart=apart))
+
+
+@require_GET
+def host_metrics(request: HttpRequest, pk: int) -> HttpResponse:
+    """The board of one host and its devices."""
+    host = policies.get(request.user, Host.objects.prefetch_related("devices"), Action.VIEW, pk=pk)
+    charts = boards.described(host_board.charts(host))
+    return render(request, "telemetry/host.html", {"host": host, "charts": charts, "ranges": host_board.RANGES})
+
+
+@require_GET
+def host_series(request: HttpRequest, pk: int) -> HttpResponse:
+    """The lines of a host's charts as JSON."""
+    host = policies.get(request.user, Host.objects.prefetch_related("devices"), Action.VIEW, pk=pk)
+    seconds = request.GET.get("range", "900")
+    if not seconds.isascii() or not seconds.isdigit() or int(seconds) not in host_board.RANGES:
+        return JsonResponse({"error": _("Ask for range=900, 3600, 21600 or 86400.")}, status=400)
+    return JsonResponse(host_board.board(host, range_seconds=int(seconds)))
 
 
 @require_GET

@@ -13,6 +13,10 @@ const UNITS = {
   share: { axis: "%", tick: ",.0%", hover: (v) => `${(v * 100).toFixed(1)} %` },
   "tokens/s": { axis: "tokens/s", tick: "~s", hover: (v) => `${v.toPrecision(4)} tokens/s` },
   "requests/s": { axis: "requests/s", tick: "~g", hover: (v) => `${v.toPrecision(3)} /s` },
+  GiB: { axis: "GiB", tick: "~g", hover: (v) => `${v.toPrecision(4)} GiB` },
+  W: { axis: "W", tick: "~g", hover: (v) => `${Math.round(v)} W` },
+  "°C": { axis: "°C", tick: "~g", hover: (v) => `${Math.round(v)} °C` },
+  MHz: { axis: "MHz", tick: "~g", hover: (v) => `${Math.round(v)} MHz` },
   requests: { axis: "requests", tick: "~g", hover: (v) => String(Math.round(v * 10) / 10) },
 };
 

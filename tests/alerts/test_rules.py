@@ -19,6 +19,7 @@ from tests.alerts.conftest import Stage
 pytestmark = pytest.mark.django_db(transaction=True)
 
 Act = Callable[[Stage], None]
+GIB = 1 << 30
 
 
 def tell(**numbers: Any) -> Act:
@@ -32,6 +33,20 @@ def instance_is(state: str, **more: Any) -> Act:
 def vitals(**numbers: Any) -> Act:
     def act(stage: Stage) -> None:
         Host.objects.filter(pk=stage.fleet.host.pk).update(vitals=numbers, last_seen_at=timezone.now())
+
+    return act
+
+
+def gpu_is(**numbers: Any) -> Act:
+    gpu = {"index": 0, "uuid": "a", "name": "H100", "memory_total": 80 * GIB, **numbers}
+    return vitals(live={"gpus": {"source": "nvml", "gpus": [gpu]}})
+
+
+def xids(number: int) -> Act:
+    def act(stage: Stage) -> None:
+        event = {"at": stage.at.timestamp(), "bus_id": "0000:3b:00", "code": 79, "text": "GPU has fallen off the bus."}
+        facts = {"host": {"xid": {"events": [event] * number}}}
+        Host.objects.filter(pk=stage.fleet.host.pk).update(facts=facts, last_seen_at=timezone.now())
 
     return act
 
@@ -97,7 +112,6 @@ def channel_fails(since: float | None) -> Act:
     return act
 
 
-GIB = 1 << 30
 TROUBLES: dict[str, tuple[Act, Act]] = {
     "kv-high": (tell(kv_usage=0.93), tell(kv_usage=0.5)),
     "kv-full": (tell(kv_usage=0.99), tell(kv_usage=0.5)),
@@ -117,7 +131,9 @@ TROUBLES: dict[str, tuple[Act, Act]] = {
     "restarts": (restarted(4), restarted(0)),
     "offline": (heard(120), heard(1)),
     "disk": (vitals(disk_total=100 * GIB, disk_free=4 * GIB), vitals(disk_total=100 * GIB, disk_free=50 * GIB)),
-    "hot": (vitals(gpus=[{"uuid": "a", "temperature_c": 92}]), vitals(gpus=[{"uuid": "a", "temperature_c": 60}])),
+    "hot": (gpu_is(temperature_c=92), gpu_is(temperature_c=60)),
+    "strangers": (gpu_is(processes=[{"pid": 9, "name": "train.py", "memory": 20 * GIB}]), gpu_is(processes=[])),
+    "xid": (xids(1), xids(0)),
     "stalled": (downloads_at(0), downloads_at(5e6)),
     "channel": (channel_fails(30), channel_fails(None)),
 }
