@@ -67,7 +67,7 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
         deployments.required = False
         deployments.empty_label = _("all deployments")  # type: ignore[attr-defined]
         self.fields["clear_threshold"].required = False
-        if not self.is_bound and self.instance.labels:
+        if not self.is_bound:
             self.initial["labels"] = ", ".join(f"{name}={value}" for name, value in self.instance.labels.items())
 
     def clean_labels(self) -> dict[str, str]:

@@ -87,6 +87,11 @@ class Row:
             return None
         return self.now.errors / self.now.requests
 
+    @property
+    def error_percent(self) -> float:
+        """The same in per cent, for people."""
+        return 100 * (self.error_share or 0.0)
+
 
 @dataclass(frozen=True)
 class HostRow:

@@ -9,8 +9,8 @@ const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "s
 const APART = ["#2f7ed8", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a6ff0", "#8a8f98"];
 const ROLE_DASH = { calm: "dot", warn: "dash", bad: "dashdot", dim: "longdash" };
 const UNITS = {
-  seconds: { axis: "s", tick: "~s", hover: (v) => (v < 1 ? `${(v * 1000).toPrecision(3)} ms` : `${v.toPrecision(3)} s`) },
-  share: { axis: "%", tick: ",.0%", hover: (v) => `${(v * 100).toFixed(1)} %` },
+  seconds: { suffix: "s", tick: "~s", hover: (v) => (v < 1 ? `${(v * 1000).toPrecision(3)} ms` : `${v.toPrecision(3)} s`) },
+  share: { tick: ",.0%", hover: (v) => `${(v * 100).toFixed(1)} %` },
   "tokens/s": { axis: "tokens/s", tick: "~s", hover: (v) => `${v.toPrecision(4)} tokens/s` },
   "requests/s": { axis: "requests/s", tick: "~g", hover: (v) => `${v.toPrecision(3)} /s` },
   GiB: { axis: "GiB", tick: "~g", hover: (v) => `${v.toPrecision(4)} GiB` },
@@ -326,7 +326,7 @@ class MetricBoard extends HTMLElement {
       dragmode: "zoom",
       uirevision: `${this.state.range}-${this.state.from}`,
       xaxis: { ...axis, type: "date", range: [span.first * 1000 + shift, span.end * 1000 + shift], showgrid: false, hoverformat: "%Y-%m-%d %H:%M:%S", nticks: 6 },
-      yaxis: { ...axis, rangemode: "tozero", tickformat: unit.tick, title: { text: unit.axis, standoff: 4 }, fixedrange: true, nticks: 5, ...(chart.unit === "share" ? { range: [0, 1.02] } : {}) },
+      yaxis: { ...axis, rangemode: "tozero", tickformat: unit.tick, ticksuffix: unit.suffix ?? "", title: unit.axis ? { text: unit.axis, standoff: 4 } : undefined, fixedrange: true, nticks: 5, ...(chart.unit === "share" ? { range: [0, 1.02] } : {}) },
       shapes: inside.map((mark) => ({ type: "line", x0: mark.t + shift, x1: mark.t + shift, yref: "paper", y0: 0, y1: 1, line: { width: 1, dash: "dot", color: ["crashed", "failed", "unhealthy", "degraded"].includes(mark.kind) ? palette.bad : palette.calm } })),
       annotations: inside.map((mark) => ({ x: mark.t + shift, yref: "paper", y: 1, yanchor: "top", text: "▾", showarrow: false, hovertext: mark.text, font: { size: 12, color: ["crashed", "failed", "unhealthy", "degraded"].includes(mark.kind) ? palette.bad : palette.calm } })),
     };

@@ -159,7 +159,7 @@ def test_a_range_that_there_is_not_is_refused_in_words(instance: Instance, viewe
 
 def test_the_table_has_what_the_charts_draw(intake: Intake, instance: Instance, viewer: User) -> None:
     answer = signed_in(viewer).get(reverse("deployment_csv", args=[instance.deployment_id]))
-    rows = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))  # type: ignore[attr-defined]
+    rows = list(csv.DictReader(io.StringIO(answer.content.decode())))
     assert len(rows) == 120
     assert sum(float(row["generation_tokens"]) for row in rows) == pytest.approx(4800, rel=0.01)
     assert rows[0]["time"].endswith("Z")
