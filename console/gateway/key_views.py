@@ -41,7 +41,7 @@ def key_list(request: HttpRequest) -> HttpResponse:
         "page": page,
         "show": shown,
         "today": used_today([key.pk for key in page]),
-        "team": TeamLimits.objects.filter(team_id=user.team_id).first(),
+        "team": TeamLimits.objects.filter(team=user.team).first(),
         "any": policies.visible(user, Key.objects.all()).exists(),
     }
     return render(request, "gateway/keys.html", context)
@@ -130,7 +130,7 @@ def key_revoke(request: HttpRequest, pk: int) -> HttpResponse:
 def team_limits(request: HttpRequest) -> HttpResponse:
     """What all keys of the team may take together."""
     user = policies.require(request.user, Action.ADMINISTER)
-    limits = TeamLimits.objects.filter(team_id=user.team_id).first() or TeamLimits(team_id=user.team_id)
+    limits = TeamLimits.objects.filter(team=user.team).first() or TeamLimits(team=user.team)
     form = TeamLimitsForm(request.POST or None, instance=limits)
     if request.method == "POST" and form.is_valid():
         keys.limit_team(form.instance, actor=user)

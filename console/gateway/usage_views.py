@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET
 
 from console.access import policies
+from console.access.models import Team
 from console.access.policies import Action
 from console.gateway import usage
 from console.gateway.models import GatewayRequest, TeamLimits, UsageDay
@@ -38,16 +39,16 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
         "whole": usage.whole(rows),
         "totals": usage.totals(rows, group),
         "figure": usage.figure(rows, group, span),
-        "budget": _budget(user.team_id),
+        "budget": _budget(user.team),
     }
     return render(request, "gateway/usage.html", context)
 
 
-def _budget(team_id: int | None) -> dict[str, int] | None:
-    limits = TeamLimits.objects.filter(team_id=team_id, daily_tokens__isnull=False).first()
+def _budget(team: Team) -> dict[str, int] | None:
+    limits = TeamLimits.objects.filter(team=team, daily_tokens__isnull=False).first()
     if limits is None:
         return None
-    used = usage.whole(UsageDay.objects.filter(team_id=team_id, day=usage.today())).tokens
+    used = usage.whole(UsageDay.objects.filter(team=team, day=usage.today())).tokens
     return {"used": used, "limit": limits.daily_tokens or 0}
 
 
