@@ -31,14 +31,19 @@ class Card:
     sections: tuple[Section, ...]
 
     @property
-    def troubles(self) -> list[tuple[Section, Line]]:
-        """Failures, then warnings, of all sections."""
-        found = [(section, line) for section in self.sections for line in section.having("failure", "warning")]
-        return sorted(found, key=lambda pair: WORST_FIRST.index(pair[1].verdict))
+    def troubles(self) -> list[tuple[list[Engine], Line]]:
+        """Failures, then warnings, each once with the engines that it is about; no engines: the host itself."""
+        found: dict[Line, list[Engine]] = {}
+        for section in self.sections:
+            for line in section.having("failure", "warning"):
+                found.setdefault(line, []).extend([section.engine] if section.engine else [])
+        return sorted(
+            ((engines, line) for line, engines in found.items()), key=lambda pair: WORST_FIRST.index(pair[1].verdict)
+        )
 
     def number(self, verdict: str) -> int:
-        """How many lines have this verdict."""
-        return sum(len(section.having(verdict)) for section in self.sections)
+        """How many troubles have this verdict."""
+        return sum(line.verdict == verdict for _engines, line in self.troubles)
 
 
 def facts_of_host(host: Host) -> HostFacts | None:

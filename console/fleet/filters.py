@@ -23,7 +23,7 @@ class HostFilter(django_filters.FilterSet):  # type: ignore[misc]
     state = django_filters.ChoiceFilter(
         method="by_state",
         label=_("Environment"),
-        empty_label=_("any environment"),
+        empty_label=_("any checks"),
         choices=[("failing", _("with failures")), ("warning", _("with warnings")), ("sound", _("all well"))],
     )
     presence = django_filters.ChoiceFilter(

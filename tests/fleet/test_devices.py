@@ -222,7 +222,7 @@ def test_the_environment_card_judges_host_and_each_engine_failures_first(
     beat(fleet, live(gpu(0)))
     card = environment.card(fleet.host, [fleet.engine])
     assert card is not None
-    assert next(line.code for _section, line in card.troubles) == "environment.torch"
+    assert next(line.code for _engines, line in card.troubles) == "environment.torch"
     assert fleet.host.environment_failures == card.number("failure") == 1
     shown = page(viewer, fleet.host)
     assert shown.index("CPU only") < shown.index("refused")
