@@ -1,11 +1,11 @@
-"""`python -m bench [NAME…]`: all measurements, or those named (pages, lines, start, telemetry, weights)."""
+"""`python -m bench [NAME…]`: all measurements, or those named (pages, lines, start, telemetry, weights, gateway)."""
 
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import lines, pages, start, telemetry, weights
+from bench import gateway, lines, pages, start, telemetry, weights
 from bench.console import Bench
 from bench.rows import Row, write
 from tests.live.harness import LiveConsole
@@ -17,6 +17,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
     "pages": pages.measure,
     "telemetry": telemetry.measure,
     "weights": weights.measure,
+    "gateway": gateway.measure,
 }
 
 

@@ -15,10 +15,8 @@ from console.common.errors import Refused
 from console.common.secrets import decrypt
 from console.deployments.models import Instance
 from console.gateway import models, names
-from console.gateway.haproxy import description
+from console.gateway.haproxy import description, program
 from console.gateway.haproxy.description import Gateway, Limits, Listener, Server
-
-LUA = Path(__file__).with_name("haproxy") / "slipway.lua"
 
 
 def read(*, corrections: dict[str, int] | None = None) -> Gateway:
@@ -44,7 +42,7 @@ def listener() -> Listener:
     content = Path(certificate).read_bytes() if certificate and Path(certificate).exists() else b""
     return Listener(
         directory=str(directory()),
-        lua=str(LUA),
+        lua=str(program.LUA),
         address=settled.slipway_gateway_bind,
         port=env.gateway_port(),
         peer_port=int(env.runtime().get("gateway_peer_port", env.gateway_port() + 1)),

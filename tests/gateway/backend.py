@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx2
 
-from console.gateway import plan
 from console.gateway.haproxy import program
 from console.gateway.haproxy.applying import Applier
 from console.gateway.haproxy.description import Gateway, Key, Listener, Route, Server, Target
@@ -138,7 +137,7 @@ class Running:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         port, peer = free_port(), free_port()
-        self.gateway = Gateway(Listener(str(directory), str(plan.LUA), port=port, peer_port=peer, threads=2))
+        self.gateway = Gateway(Listener(str(directory), str(program.LUA), port=port, peer_port=peer, threads=2))
         self.url = f"http://127.0.0.1:{port}"
         self.applier = Applier(directory, BINARY)
         self.process: subprocess.Popen[bytes] | None = None

@@ -10,6 +10,7 @@ CONFIG = "haproxy.cfg"
 ADMIN_SOCKET = "admin.sock"
 MASTER_SOCKET = "master.sock"
 ACCESS_LOG = "access.log"
+LUA = Path(__file__).with_name("slipway.lua")
 CHECK_SECONDS = 30
 
 
