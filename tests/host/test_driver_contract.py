@@ -39,7 +39,7 @@ class Driven:
     def launch(self) -> Launch:
         config = self.host.config
         engine = find_engine(config.engines_dir, self.order.engine)
-        return prepare_launch(self.order, engine, config.private_key, os.environ, state_dir=config.state_dir)
+        return prepare_launch(self.order, engine, config.private_keys, os.environ, state_dir=config.state_dir)
 
     def start(self) -> ShimState:
         launch = self.launch()

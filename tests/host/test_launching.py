@@ -91,7 +91,7 @@ def test_requests_in_flight_are_drained_within_the_grace_time_where_the_engine_c
 
 def test_secrets_reach_the_engine_and_no_file(tmp_path: Path) -> None:
     launch = prepare_launch(
-        order(tmp_path), engine(), PRIVATE, {"PATH": "/bin", "REDIS_URL": "redis://secret", "HOME": "/h"},
+        order(tmp_path), engine(), (PRIVATE,), {"PATH": "/bin", "REDIS_URL": "redis://secret", "HOME": "/h"},
         state_dir=tmp_path,
     )  # fmt: skip
     assert launch.environment["VLLM_API_KEY"] == "sk-secret"

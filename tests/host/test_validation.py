@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.host.conftest import HostUnderTest, make_host, wait_for
+from tests.weights.build import make_model, safetensors_bytes, tensors_of
 from workers.contracts import InstanceOrder, Level
 from workers.host.bring_up import Target, wait_until_listening
 from workers.host.drivers.shim import ShimDriver
@@ -21,7 +22,7 @@ from workers.host.warming import is_stable, warm_up
 from workers.step_payloads import ValidateResult
 
 NAMES = [
-    "tokenizer", "template", "question", "golden", "lengths", "repeats", "completions", "streaming", "tools", "json"
+    "tokenizer", "template", "question", "weights", "golden", "lengths", "repeats", "completions", "streaming", "tools", "json"
 ]  # fmt: skip
 
 
@@ -96,7 +97,7 @@ def test_after_a_restart_only_the_brief_checks_are_done(host: HostUnderTest) -> 
     assert depth_of(start=2, ready_start=2) == "brief"
     assert depth_of(start=2, ready_start=1) == depth_of(start=1, ready_start=None) == "full"
     result = Examined(host, {}).validate("brief")
-    assert [row.name for row in result.checks] == ["tokenizer", "template", "question", "golden"]
+    assert [row.name for row in result.checks] == ["tokenizer", "template", "question", "weights", "golden"]
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,15 @@ def test_what_is_not_sound_is_refused_with_a_suspect_and_the_next_check(
     assert (rows[-1]["name"] == "files") == (suspect != "engine")
     assert examined.outcomes()[last] == "failed"
     assert examined.files.ready_attempt() is None
+
+
+def test_a_missing_tensor_is_refused_however_well_the_model_answers(host: HostUnderTest) -> None:
+    model = make_model(host.config.models_dir / "examined")
+    kept = {name: tensor for name, tensor in tensors_of("qwen3").items() if "layers.0.mlp.down_proj" not in name}
+    (model / "model.safetensors").write_bytes(safetensors_bytes(kept))
+    error = Examined(host, {}, probe={"expected": "Paris"}).refused()
+    assert error.failure.code == "weights.tensor_missing"
+    assert error.result["checks"][2]["outcome"] == "ok"
 
 
 def test_an_answer_that_never_ends_is_refused(host: HostUnderTest) -> None:

@@ -7,6 +7,7 @@ from workers.host.validation_interfaces import completions, declared_json, decla
 from workers.host.validation_lengths import lengths
 from workers.vllm.answer_comparison import compare_answers, explain_difference
 from workers.vllm.sanity import ADVICE, Judgement, judge_answer
+from workers.weights.verification import verify_directory
 
 __all__ = ["CHECKS", "depth_of"]
 
@@ -15,6 +16,8 @@ _LONG_ANSWER_TOKENS = 2048
 _BASE_ANSWER_TOKENS = 24
 _ENOUGH_TO_STOP = 512
 """A chat answer that still runs on after so many tokens has lost its end-of-turn token."""
+
+_LOST_WEIGHTS = ("weights.tensor_missing", "weights.shard_missing")
 
 _ROUND_TRIP = "Résumé: 你好, 3 × 4 = 12."
 _ENCODING_FAULTS = ("replacement_characters", "mojibake", "undecoded_tokens")
@@ -107,6 +110,20 @@ def question(subject: Subject) -> Found:
     return Found(said)
 
 
+def weights(subject: Subject) -> Found:
+    """No tensor of the architecture is missing. A sane answer doesn't prove that: a lost layer may go unnoticed for long."""
+    report = verify_directory(subject.order.model_path, hash_files=False)
+    lost = next((found for found in report.findings if found.code in _LOST_WEIGHTS), None)
+    if lost is not None:
+        raise CheckFailedError(
+            lost.code,
+            f"the engine answers, but a part of its weights is whatever lay in its memory: {lost.message}",
+            points_at=("weights",),
+            next_step=lost.fix,
+        )
+    return Found("every tensor that the architecture needs is in the files, by their headers")
+
+
 def golden(subject: Subject) -> Found:
     """The answer is compared with the one that was kept for this revision."""
     kept = next((one for one in subject.order.probe.golden if one.question == subject.question), None)
@@ -189,6 +206,7 @@ CHECKS: tuple[CheckOfEngine, ...] = (
         "question", "A sane answer: text, no loop, no broken characters, the right language, its own end.", question,
         brief=True,
     ),
+    CheckOfEngine("weights", "No tensor of the architecture is missing in the files.", weights, brief=True),
     CheckOfEngine("golden", "The answer that was kept for this revision, after each change of engine.", golden,
                   brief=True),
     CheckOfEngine("lengths", "Prompts up to the context are answered, and time grows with length.", lengths),
