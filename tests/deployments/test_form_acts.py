@@ -204,14 +204,14 @@ def test_the_catalogue_is_everybody_s_to_read_and_the_admin_s_to_change(admin: U
     edit = reverse("device_edit", args=["l40s"])
     assert signed_in(viewer).get(edit).status_code == 403
     assert signed_in(viewer).post(reverse("device_reset", args=["l40s"])).status_code == 403
-    data = {"key": "l40s", "title": "NVIDIA L40S", "vendor": "nvidia", "platform": "cuda", "memory": "40GiB",
+    data = {"key": "l40s", "title": "NVIDIA L40S", "vendor": "nvidia", "platform": "cuda", "memory": "41.5GiB",
             "capability": "8.9", "overhead_class": "workstation"}  # fmt: skip
     assert signed_in(admin).post(edit, data | {"memory": "much"}).status_code == 400
     assert signed_in(admin).post(edit, data).status_code == 302
     page = signed_in(admin).get(reverse("device_list")).content.decode()
-    assert "40.0 GiB" in page
+    assert "41.5 GiB" in page
     signed_in(admin).post(reverse("device_reset", args=["l40s"]))
-    assert "40.0 GiB" not in signed_in(admin).get(reverse("device_list")).content.decode()
+    assert "41.5 GiB" not in signed_in(admin).get(reverse("device_list")).content.decode()
 
 
 def test_the_page_of_predictions_and_a_model_s_places_say_why_they_are_empty(fleet: Fleet, viewer: User) -> None:
