@@ -152,6 +152,7 @@ class Running:
                 self.process = subprocess.Popen(
                     program.command(BINARY, self.directory),
                     pass_fds=(self.gateway.listener.log_descriptor,), stderr=stderr, stdout=stderr,
+                    env=program.environment(),
                 )  # fmt: skip
         finally:
             os.close(log)

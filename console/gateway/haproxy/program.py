@@ -36,6 +36,14 @@ def command(binary: str, directory: Path) -> list[str]:
     return [binary, "-W", "-db", "-S", socket, "-f", str(directory / CONFIG)]
 
 
+def environment() -> dict[str, str]:
+    """HAProxy's environment: freed memory stays with the process, as far as its C library listens.
+
+    Buffers hold a whole body. Mapped and unmapped anew for each request, they cost 5 ms instead of 0.7 (measured).
+    """
+    return {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 28), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+
+
 def problem_with(binary: str, config: Path, log_descriptor: int) -> str:
     """What HAProxy has against a configuration file; empty if nothing."""
     # The file logs to an inherited descriptor, which must be there for the check, too.

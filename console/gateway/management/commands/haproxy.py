@@ -29,4 +29,5 @@ class Command(BaseCommand):
             self.stderr.write(f"the last good configuration is used: {problem}")
         log = os.open(directory / program.ACCESS_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(log, plan.listener().log_descriptor)
-        os.execv(binary, program.command(binary, directory))  # noqa: S606 - a path and an argv of our own
+        argv = program.command(binary, directory)
+        os.execve(binary, argv, program.environment())  # noqa: S606 - a path and an argv of our own
