@@ -442,6 +442,8 @@ def _backend(route: Route, target: Target, *, servers: bool) -> list[str]:
         f"    timeout server {route.silence_seconds}s",
         "    timeout check 700ms",
         "    option httpchk GET /health",
+        # To ask another instance again after a failure, HAProxy copies its whole buffer first: only where there is another.
+        "    http-request disable-l7-retry if { nbsrv lt 2 }",
         f'    http-request set-header Authorization "Bearer {target.engine_key}"',
         f"    default-server {CHECK} maxconn {target.in_flight_each} slowstart 10s",
     ]
