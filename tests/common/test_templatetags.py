@@ -83,7 +83,8 @@ def test_every_icon_that_templates_name_is_there() -> None:
 
 def test_no_template_carries_an_inline_script_or_style() -> None:
     for path in Path(settings.BASE_DIR, "templates").rglob("*.html"):
-        text = path.read_text(encoding="utf-8")
+        # What stands inside a tag never reaches the page: {% querystring only="changed" %} is no handler.
+        text = re.sub(r"{%.*?%}", "", path.read_text(encoding="utf-8"))
         assert not re.search(r"""\sstyle=|\son[a-z]+=["']|hx-on|javascript:""", text), path
         assert not re.search(r"<script(?![^>]*(src=|application/json))", text), path
         assert not re.search(r"""(src|href)=["']https?://""", text), path
