@@ -5,8 +5,8 @@ value is above it, or below it where less is worse. Thresholds are what the metr
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.urls import reverse
@@ -15,6 +15,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from console.common.broker import connection
 from console.common.models import StateChange
 from console.common.spans import readable_bytes, readable_duration
 from console.deployments import current
@@ -22,6 +23,7 @@ from console.deployments.current import Current
 from console.deployments.models import Deployment, Instance
 from console.fleet.models import Host
 from console.jobs.models import Step
+from console.jobs.reconcile import INGEST_PULSE
 from console.telemetry.baselines import Baselines
 from workers.host_facts import Gpu, facts_of, live_of
 
@@ -52,7 +54,8 @@ class Scene:
     hosts: list[Host]
     currents: Mapping[Any, Current]
     baselines: Baselines
-    _cache: dict[str, Any] = field(default_factory=dict)
+    reading_since: datetime | None = None
+    """Since when reports have been read without a break: nobody is silent for longer than someone listens."""
 
     @classmethod
     def of(cls, team: int, baselines: Baselines) -> "Scene":
@@ -64,7 +67,9 @@ class Scene:
         )
         hosts = [host for host in Host.objects.filter(team_id=team) if host.last_seen_at is not None]
         found = current.of_instances([instance.uuid for instance in instances])
-        return cls(team, timezone.now(), instances, hosts, found, baselines)
+        started = connection().hget(INGEST_PULSE, "started_at")
+        since = datetime.fromtimestamp(float(str(started)), tz=UTC) if started else None
+        return cls(team, timezone.now(), instances, hosts, found, baselines, since)
 
     def deployments(self) -> dict[Deployment, list[Current]]:
         """Deployments with the numbers of their instances that tell some."""
@@ -187,7 +192,8 @@ def _restarts(scene: Scene) -> Iterable[Reading]:
 
 def _offline(scene: Scene) -> Iterable[Reading]:
     for host in scene.hosts:
-        silent = (scene.now - (host.last_seen_at or scene.now)).total_seconds()
+        heard = max(moment for moment in (host.last_seen_at, scene.reading_since) if moment)
+        silent = (scene.now - heard).total_seconds()
         running = sum(instance.host_id == host.pk for instance in scene.instances)
         text = _("Nothing was heard of it for %(span)s; %(count)d instances there are unknown.") % {
             "span": readable_duration(silent),

@@ -15,6 +15,7 @@ from console.alerts.models import Alert, Rule
 from console.deployments import current
 from console.deployments.current import Current
 from console.deployments.models import Deployment, Instance
+from console.jobs.reconcile import INGEST_PULSE
 from console.telemetry.baselines import Baselines
 from tests.factories import Fleet
 
@@ -62,6 +63,6 @@ class Stage:
 
 @pytest.fixture
 def stage(db: None, fleet: Fleet, broker: redis.Redis) -> Iterator[Stage]:
-    broker.delete(current.KEY)
+    broker.delete(current.KEY, INGEST_PULSE)
     yield Stage(fleet, broker)
     broker.delete(current.KEY)

@@ -1,5 +1,7 @@
 """Every rule that Slipway brings fires when it should, and clears when it is over."""
 
+import math
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -14,7 +16,9 @@ from console.common.states import move
 from console.deployments.models import Deployment, Instance
 from console.fleet.models import Host
 from console.jobs.models import Step
+from console.jobs.reconcile import INGEST_PULSE
 from tests.alerts.conftest import Stage
+from workers.vllm.histograms import Histogram
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -83,16 +87,10 @@ def downloads_at(rate: float) -> Act:
 
 
 def usual_ttft(stage: Stage) -> None:
-    import time
-
     stage.baselines._found[stage.instance.deployment_id] = (time.monotonic(), 0.2)
 
 
 def ttft(value: float) -> Act:
-    import math
-
-    from workers.vllm.histograms import Histogram
-
     def act(stage: Stage) -> None:
         usual_ttft(stage)
         bounds = (0.1, 0.25, 1.0, 2.5, math.inf)
@@ -252,6 +250,17 @@ def test_an_instance_of_a_silent_host_is_not_called_crashed(stage: Stage) -> Non
     Host.objects.update(last_seen_at=timezone.now() - timedelta(minutes=5))
     stage.rounds(30)
     assert not Alert.objects.exists()
+
+
+def test_no_host_is_called_silent_for_the_time_in_which_nobody_listened(stage: Stage) -> None:
+    stage.only("offline")
+    Host.objects.update(last_seen_at=timezone.now() - timedelta(minutes=30))
+    stage.broker.hset(INGEST_PULSE, mapping={"at": time.time(), "started_at": time.time()})
+    stage.rounds(50)
+    assert not Alert.objects.exists()
+    stage.rounds(30)
+    assert stage.living("offline")
+    stage.broker.delete(INGEST_PULSE)
 
 
 def test_a_closed_alert_can_open_again_as_a_new_one(stage: Stage) -> None:
