@@ -24,7 +24,7 @@ MOST_CONSTRAINTS = 100
 class InstallEngineForm(forms.Form):
     """A vLLM version for one host, in an environment of its own."""
 
-    host = HostChoice(label=_("Host"), queryset=Host.objects.none())
+    host = HostChoice(label=_("Host"), queryset=Host.objects.none(), empty_label=_("Choose a host"))
     distribution = forms.ChoiceField(label=_("Distribution"), choices=DISTRIBUTIONS)
     version = forms.CharField(
         label=_("Version"),
@@ -133,7 +133,7 @@ class InstallEngineForm(forms.Form):
 class AdoptEngineForm(forms.Form):
     """An environment with vLLM that someone made on a host already."""
 
-    host = HostChoice(label=_("Host"), queryset=Host.objects.none())
+    host = HostChoice(label=_("Host"), queryset=Host.objects.none(), empty_label=_("Choose a host"))
     path = forms.CharField(
         label=_("Environment"),
         max_length=400,

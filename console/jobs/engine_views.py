@@ -116,7 +116,7 @@ def engine_install(request: HttpRequest) -> HttpResponse:
     """Ask which version for which host, start the job, and go to its page."""
     actor = policies.require(request.user, Action.DEPLOY)
     hosts = _hosts(request)
-    form = InstallEngineForm(request.POST or None, hosts=hosts, initial=_initial(request))
+    form = InstallEngineForm(request.POST or None, hosts=hosts, initial=_initial(request, hosts))
     if request.method == "POST" and form.is_valid():
         try:
             job = engine_jobs.install(
@@ -148,7 +148,7 @@ def engine_adopt(request: HttpRequest) -> HttpResponse:
     """Ask for a path on a host, start the job, and go to its page."""
     actor = policies.require(request.user, Action.DEPLOY)
     hosts = _hosts(request)
-    form = AdoptEngineForm(request.POST or None, hosts=hosts, initial=_initial(request))
+    form = AdoptEngineForm(request.POST or None, hosts=hosts, initial=_initial(request, hosts))
     if request.method == "POST" and form.is_valid():
         data = form.cleaned_data
         try:
@@ -174,8 +174,10 @@ def engine_adopt(request: HttpRequest) -> HttpResponse:
     return render(request, "fleet/engine_form.html", context, status=400 if form.errors else 200)
 
 
-def _initial(request: HttpRequest) -> dict[str, Any]:
-    host = request.GET.get("host", "")
+def _initial(request: HttpRequest, hosts: QuerySet[Host]) -> dict[str, Any]:
+    """What the address says; a lone host is chosen already."""
+    alone = list(hosts.values_list("pk", flat=True)[:2])
+    host = request.GET.get("host", "") or (str(alone[0]) if len(alone) == 1 else "")
     given: dict[str, Any] = {
         name: request.GET[name][:400] for name in ("distribution", "version", "path") if name in request.GET
     }
