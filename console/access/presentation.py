@@ -21,6 +21,7 @@ DEEDS: dict[str, str | Promise] = {
     "copy.repair": _("repaired"),
     "copy.withdraw": _("took back the yes to code of"),
     "deployment.create": _("deployed"),
+    "deployment.fix": _("repaired"),
     "deployment.start": _("started"),
     "deployment.stop": _("stopped"),
     "deployment.delete": _("deleted"),

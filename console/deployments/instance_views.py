@@ -9,9 +9,10 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import policies
 from console.access.policies import Action
-from console.deployments import control, log_reading, services, snippets
+from console.deployments import control, fixing, log_reading, services, snippets, what_changed
 from console.deployments.models import Attempt, Instance
 from console.deployments.views import find
+from console.deployments.what_changed import SinceGood
 from console.jobs.asking import ask
 from console.jobs.check_rows import check_rows
 
@@ -39,7 +40,10 @@ def instance_detail(request: HttpRequest, pk: int) -> HttpResponse:
         attempt.instance = instance
     chosen = request.GET.get("attempt", "")
     shown = next((one for one in attempts if str(one.number) == chosen), attempts[0] if attempts else None)
+    since = what_changed.since_good(instance.deployment) if _failure(instance, shown) else None
     context = {
+        "since_good": since,
+        "fixes": _fixes(request.user, instance, shown, since),
         "instance": instance,
         "deployment": instance.deployment,
         "attempts": attempts,
@@ -49,6 +53,20 @@ def instance_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "command": snippets.folded(shown.argv) if shown and shown.argv else "",
     }
     return render(request, "deployments/instance.html", context)
+
+
+def _failure(instance: Instance, shown: Attempt | None) -> bool:
+    code = shown.diagnosis.get("code") if shown else None
+    return bool(instance.failure) or bool(code and code != "healthy")
+
+
+def _fixes(user: Any, instance: Instance, shown: Attempt | None, since: SinceGood | None) -> list[fixing.Fix]:
+    """Buttons only at the newest attempt, while its failure is what keeps the deployment from serving."""
+    deployment = instance.deployment
+    if since is None or (shown and instance.attempts.filter(number__gt=shown.number).exists()):
+        return []
+    failure = fixing.failure_of(deployment, [instance])
+    return fixing.fixes(policies.require(user, Action.VIEW), deployment, failure, since)
 
 
 @require_http_methods(["GET", "POST"])

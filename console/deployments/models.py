@@ -191,6 +191,8 @@ class Attempt(models.Model):
     diagnosis: Any = models.JSONField(default=dict)
     validation: Any = models.JSONField(default=dict)
     """The last validation of this process: sound, checks (`workers.contracts.Check`), warnings of its log."""
+    surroundings: Any = models.JSONField(default=dict)
+    """What it met when it started (`what_changed.surroundings`): spec, engine, files, driver, kernel, GPUs."""
     log_bytes = models.BigIntegerField(default=0)
     """Size of the log on the console, in bytes, as far as it is committed."""
     log_host_offset = models.BigIntegerField(default=0)

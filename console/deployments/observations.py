@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from console.common import live
 from console.common.secrets import decrypt
 from console.common.states import move
-from console.deployments import golden, handlers, public, services
+from console.deployments import golden, handlers, public, services, what_changed
 from console.deployments.models import Attempt, Instance, Spec
 from console.fleet.models import Host
 from workers.contracts import (
@@ -108,7 +108,9 @@ def attempt_started(instance: Instance, started: AttemptStarted) -> None:
     is_news = attempt.started_at is None  # an agent that adopts an engine may say it again
     attempt.pid, attempt.argv, attempt.environment = started.pid, started.argv, started.environment
     attempt.started_at = datetime.fromtimestamp(started.started_at, tz=UTC)
-    attempt.save(update_fields=["pid", "argv", "environment", "started_at"])
+    if is_news:
+        attempt.surroundings = what_changed.surroundings(instance)
+    attempt.save(update_fields=["pid", "argv", "environment", "started_at", "surroundings"])
     if is_news and instance.state in ("ready", "unhealthy") and attempt.number > 1:
         move(instance, to="restarting", reason=_("a new process was started"))
         services.settle(instance.deployment_id)

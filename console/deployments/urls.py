@@ -4,6 +4,7 @@ from django.urls import path
 
 from console.deployments import (
     brake_views,
+    fix_views,
     form_views,
     host_views,
     instance_views,
@@ -38,6 +39,7 @@ urlpatterns = [
     path("deployments/<int:pk>/specs/", views.deployment_specs, name="deployment_specs"),
     path("deployments/<int:pk>/playground/", views.deployment_playground, name="deployment_playground"),
     path("deployments/<int:pk>/settings/", views.deployment_settings, name="deployment_settings"),
+    path("deployments/<int:pk>/fix/<slug:key>/", fix_views.deployment_fix, name="deployment_fix"),
     path("deployments/<int:pk>/key/", views.deployment_key, name="deployment_key"),
     path("deployments/<int:pk>/start/", views.deployment_start, name="deployment_start"),
     path("deployments/<int:pk>/stop/", views.deployment_stop, name="deployment_stop"),

@@ -15,7 +15,7 @@ from console.access.policies import Action
 from console.catalog.copy_presentation import HELD_STATES, fallback_for
 from console.catalog.models import Copy
 from console.common.models import StateChange
-from console.deployments import annotations, current, measurements, public, services, snippets
+from console.deployments import annotations, current, fixing, measurements, public, services, snippets, what_changed
 from console.deployments.filters import DeploymentFilter
 from console.deployments.forms import NotesForm
 from console.deployments.models import RUNNING_STATES, Attempt, Deployment, Instance, Spec
@@ -75,9 +75,13 @@ def deployment_detail(request: HttpRequest, pk: int) -> HttpResponse:
     instances = list(instance_rows(deployment))
     about = Q(subject_kind="deployment", subject_id=pk)
     about |= Q(subject_kind="instance", subject_id__in=[one.pk for one in instances])
+    trouble = fixing.failure_of(deployment, instances)
+    since = what_changed.since_good(deployment) if trouble else None
     context = frame(deployment, "overview") | {
         "instances": instances,
-        "trouble": _trouble(deployment, instances),
+        "trouble": trouble,
+        "since_good": since,
+        "fixes": fixing.fixes(policies.require(request.user, Action.VIEW), deployment, trouble, since) if since else [],
         "fallback": _fallback(deployment),
         "jobs": Job.objects.filter(about).select_related("requested_by").order_by("-pk")[:5],
         "changes": _changes(deployment, instances),
@@ -238,18 +242,6 @@ def frame(deployment: Deployment, tab: str) -> dict[str, Any]:
         .order_by("-pk")
         .first(),
     }
-
-
-def _trouble(deployment: Deployment, instances: list[Instance]) -> Any:
-    """The failure that keeps a deployment from serving as it should; None if nothing does."""
-    if deployment.state in ("failed", "degraded"):
-        for instance in instances:
-            if instance.failure and instance.state != "ready":
-                return instance.failure
-    if deployment.state == "failed":
-        last = Job.objects.filter(subject_kind="deployment", subject_id=deployment.pk).order_by("-pk").first()
-        return last.failure if last else None
-    return None
 
 
 def _fallback(deployment: Deployment) -> Copy | None:
