@@ -1,11 +1,17 @@
-"""What is wrong with a line of arguments, for the deploy form."""
+"""What is wrong with a line of arguments, for the deploy form, and who may give which."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.utils.translation import gettext as _
 
+from console.access import policies
+from console.access.models import User
+from console.access.policies import Action
 from console.catalog.models import Copy
+from console.common.errors import Refused
+from console.deployments import engine_schema
+from console.fleet.models import Engine
 from workers.vllm.arguments import (
     ArgumentSchema,
     Finding,
@@ -13,6 +19,7 @@ from workers.vllm.arguments import (
     Value,
     check_arguments,
     guarded,
+    guarded_names,
     values_from_argv,
 )
 from workers.vllm.own_options import OWN_OPTIONS, own_options
@@ -51,6 +58,27 @@ def findings(
 def values_of(schema: ArgumentSchema, words: Sequence[str]) -> dict[str, Value]:
     """Typed values that words of argv set, as far as this engine takes them."""
     return values_from_argv(schema, words)[1] if words else {}
+
+
+def refuse_guarded(arguments: Sequence[str], *, engine: Engine, actor: User | None) -> None:
+    """Refuse what weakens safety or truth to anybody but an admin; the console itself (no actor) may.
+
+    Of an engine whose arguments nobody knows, every argument of a guarded name is refused, whatever its value.
+    """
+    if actor is None or policies.can(actor, Action.ADMINISTER):
+        return
+    schema = engine_schema.schema_of(engine)
+    if schema is not None:
+        weakening = [(item.flag, item.why) for item in guarded(schema, values_of(schema, arguments))]
+    else:
+        names = guarded_names()
+        weakening = [(word, str(names[dest]["why"])) for word in arguments if (dest := _dest(word)) in names]
+    for flag, why in weakening[:1]:
+        raise Refused(_("Only an admin may set %(flag)s. %(why)s") % {"flag": flag, "why": why}, field="arguments")
+
+
+def _dest(word: str) -> str:
+    return word.partition("=")[0].removeprefix("--").replace("-", "_") if word.startswith("--") else ""
 
 
 def _config_of(copy: Copy | None) -> Any:

@@ -14,7 +14,7 @@ from console.common import live
 from console.common.errors import Refused
 from console.common.spans import readable_duration
 from console.common.states import move
-from console.deployments import launches, services
+from console.deployments import arguments_check, launches, services
 from console.deployments.models import Deployment, Instance, Spec
 from console.fleet.models import Engine
 from console.jobs import services as jobs
@@ -156,6 +156,7 @@ def change(
     """Make the next spec. What runs is replaced by a job, which is returned; None where nothing has to be restarted."""
     if idempotency_key and (known := Job.objects.filter(idempotency_key=idempotency_key).first()):
         return known
+    arguments_check.refuse_guarded(wish.arguments, engine=wish.engine, actor=actor)
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(pk=deployment.pk)
         if busy := jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk):

@@ -17,8 +17,10 @@ from console.catalog.models import Copy
 from console.deployments import engine_schema, pasting
 from console.deployments.argument_fields import NOT_IN_FORM, PREFIX, UNSET, text_of, value_of
 from console.deployments.form_fields import environment_text, split_arguments
+from console.deployments.health_fields import health_texts
 from console.deployments.models import Spec
 from console.fleet.models import Engine
+from workers.contracts import Probe, RestartPolicy
 from workers.vllm.arguments import ArgumentSchema, Finding, RefusedValueError, Value, format_value, presets, reserved
 
 LISTS = ("devices",)
@@ -73,7 +75,6 @@ def of_post(data: Any) -> Texts:
 
 def of_spec(spec: Spec, *, schema: ArgumentSchema | None) -> Texts:
     """A spec as the form shows it; words that its engine's schema doesn't know stay words."""
-    probe, restart = spec.probe, spec.restart
     texts = Texts(
         {
             "copy": str(spec.copy_id),
@@ -83,14 +84,7 @@ def of_spec(spec: Spec, *, schema: ArgumentSchema | None) -> Texts:
             "replicas": str(spec.replicas),
             "environment": environment_text(spec.environment),
             "port": str(spec.port or ""),
-            "probe_prompt": probe.get("prompt", ""),
-            "probe_expected": probe.get("expected", ""),
-            "probe_mode": "" if probe.get("mode", "chat") == "chat" else probe["mode"],
-            "probe_language": probe.get("language", ""),
-            "warmup_prompts": "\n".join(probe.get("warmup_prompts", [])),
-            "warmup_prompt": probe.get("warmup_prompt", ""),
-            "restart_budget": str(restart.get("budget", "")),
-            "restart_minutes": f"{restart['window_seconds'] / 60:g}" if restart.get("window_seconds") else "",
+            **health_texts(Probe.model_validate(spec.probe), RestartPolicy.model_validate(spec.restart)),
             "start_minutes": f"{spec.start_deadline_seconds / 60:g}",
             "notes": spec.deployment.notes,
         }

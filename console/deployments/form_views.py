@@ -31,9 +31,15 @@ FOLDS = (
             "probe_prompt",
             "probe_expected",
             "probe_language",
+            "declares_tools",
+            "declares_json",
             "warmup_prompt",
             "warmup_prompts",
+            "ttft_target_seconds",
             "start_minutes",
+            "hang_seconds",
+            "probe_seconds",
+            "probe_under_load",
         ),
     ),
     ("restarts", ("restart_budget", "restart_minutes", "notes")),
@@ -231,7 +237,7 @@ def _page(
 def _context(form: DeployForm, *, changing: Deployment | None, command: str) -> dict[str, Any]:
     titles = {
         "environment": _("Environment and port"),
-        "checks": _("Check before it serves"),
+        "checks": _("Health and validation"),
         "restarts": _("Restarts and notes"),
     }
     return {

@@ -20,25 +20,20 @@ from console.catalog.models import Copy
 from console.deployments import argument_fields, arguments_check, engine_schema, fitting
 from console.deployments.argument_fields import PREFIX, UNSET
 from console.deployments.form_fields import CopyField, DevicesField, EngineField, EnvironmentField, split_arguments
+from console.deployments.health_fields import DEFAULT_PROBE, DEFAULT_RESTART, HealthFields, number_input
 from console.deployments.models import MOST_REPLICAS, NAME_PATTERN, Deployment
 from console.fleet.models import Device, Engine
 from workers.contracts import Probe, RestartPolicy
 from workers.vllm.arguments import ArgumentSchema, Finding, Value, argv_from_values, guarded
 
-DEFAULT_PROBE = Probe()
-DEFAULT_RESTART = RestartPolicy()
 DEFAULT_START_MINUTES = 30
-
-
-def _number(placeholder: Any) -> forms.NumberInput:
-    return forms.NumberInput(attrs={"placeholder": placeholder, "inputmode": "numeric"})
 
 
 def _mono(placeholder: str) -> forms.Textarea:
     return forms.Textarea(attrs={"rows": 3, "class": "mono", "spellcheck": "false", "placeholder": placeholder})
 
 
-class DeployForm(forms.Form):
+class DeployForm(HealthFields):
     """What should be served, where and how. A field for every argument of the chosen engine is added to these."""
 
     copy = CopyField(
@@ -78,7 +73,7 @@ class DeployForm(forms.Form):
         min_value=1,
         max_value=MOST_REPLICAS,
         help_text=_("How many engines serve this model side by side. Each needs its devices' memory for itself."),
-        widget=_number("1"),
+        widget=number_input("1"),
     )
     arguments = forms.CharField(
         label=_("Other arguments"),
@@ -102,49 +97,7 @@ class DeployForm(forms.Form):
         min_value=1024,
         max_value=65535,
         help_text=_("Empty: the host takes a free one of its range."),
-        widget=_number(_("automatic")),
-    )
-    probe_mode = forms.ChoiceField(
-        label=_("Asked as"),
-        required=False,
-        choices=[("", _("a chat")), ("completions", _("a text to go on with"))],
-        help_text=_("A base model without a chat template can't be asked as a chat."),
-    )
-    probe_prompt = forms.CharField(
-        label=_("Probe question"),
-        required=False,
-        max_length=4000,
-        help_text=_("Asked at temperature 0 before the model counts as ready: /health alone says little."),
-        widget=forms.TextInput(attrs={"placeholder": DEFAULT_PROBE.prompt}),
-    )
-    probe_expected = forms.CharField(
-        label=_("Expected in the answer"),
-        required=False,
-        max_length=1000,
-        help_text=_("Empty: any sane answer will do."),
-        widget=forms.TextInput(attrs={"placeholder": _("such as Paris")}),
-    )
-    probe_language = forms.CharField(
-        label=_("Language of the answer"),
-        required=False,
-        max_length=20,
-        validators=[RegexValidator(r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$", _("Give a tag such as en or zh-Hans."))],
-        help_text=_("An answer in another language fails the start. Empty: any."),
-        widget=forms.TextInput(attrs={"placeholder": "en"}),
-    )
-    warmup_prompt = forms.CharField(
-        label=_("Warm-up prompt"),
-        required=False,
-        max_length=4000,
-        help_text=_("Sent twice after the probe, so that the first person doesn't wait for kernels to be built."),
-        widget=forms.TextInput(attrs={"placeholder": DEFAULT_PROBE.warmup_prompt}),
-    )
-    warmup_prompts = forms.CharField(
-        label=_("Own warm-up prompts"),
-        required=False,
-        max_length=20_000,
-        help_text=_("One a line, as your clients ask: sent in turn until the time to the first token is stable."),
-        widget=forms.Textarea(attrs={"rows": 2}),
+        widget=number_input(_("automatic")),
     )
     start_minutes = forms.IntegerField(
         label=_("Start deadline (minutes)"),
@@ -152,23 +105,7 @@ class DeployForm(forms.Form):
         min_value=1,
         max_value=24 * 60,
         help_text=_("How long loading may take before the job fails. Large models on slow disks need more."),
-        widget=_number(str(DEFAULT_START_MINUTES)),
-    )
-    restart_budget = forms.IntegerField(
-        label=_("Restarts"),
-        required=False,
-        min_value=0,
-        max_value=100,
-        help_text=_("How often it is restarted by itself within the window; after that it waits for a person."),
-        widget=_number(str(DEFAULT_RESTART.budget)),
-    )
-    restart_minutes = forms.IntegerField(
-        label=_("Window (minutes)"),
-        required=False,
-        min_value=1,
-        max_value=24 * 60,
-        help_text=_("Restarts older than this are forgiven."),
-        widget=_number(f"{DEFAULT_RESTART.window_seconds / 60:g}"),
+        widget=number_input(str(DEFAULT_START_MINUTES)),
     )
     notes = forms.CharField(
         label=_("Notes"),
@@ -375,19 +312,10 @@ class DeployForm(forms.Form):
         """What follows `vllm serve MODEL`, as far as it could be read."""
         return (argv_from_values(self.schema, self.values()) if self.schema else []) + self.words
 
-    def _base_probe(self) -> Probe:
-        spec = self.changing.current_spec if self.changing else None
-        return Probe.model_validate(spec.probe) if spec else DEFAULT_PROBE
-
-    def _base_restart(self) -> RestartPolicy:
-        spec = self.changing.current_spec if self.changing else None
-        return RestartPolicy.model_validate(spec.restart) if spec else DEFAULT_RESTART
-
     def order(self) -> dict[str, Any]:
         """Arguments for `services.create` and `changes.change`."""
         data: Mapping[str, Any] = self.cleaned_data
-        budget = data["restart_budget"]
-        window = data["restart_minutes"]
+        spec = self.changing.current_spec if self.changing else None
         return {
             "copy": data["copy"],
             "engine": data["engine"],
@@ -397,22 +325,8 @@ class DeployForm(forms.Form):
             "environment": data["environment"],
             "port": data["port"],
             # A spec may hold more of both than the form has fields for: a change leaves that alone.
-            "probe": self._base_probe().model_copy(
-                update={
-                    "mode": data["probe_mode"] or DEFAULT_PROBE.mode,
-                    "prompt": data["probe_prompt"] or DEFAULT_PROBE.prompt,
-                    "expected": data["probe_expected"],
-                    "language": data["probe_language"],
-                    "warmup_prompt": data["warmup_prompt"] or DEFAULT_PROBE.warmup_prompt,
-                    "warmup_prompts": [line.strip() for line in data["warmup_prompts"].splitlines() if line.strip()],
-                }
-            ),
-            "restart": self._base_restart().model_copy(
-                update={
-                    "budget": DEFAULT_RESTART.budget if budget is None else budget,
-                    "window_seconds": 60.0 * window if window else DEFAULT_RESTART.window_seconds,
-                }
-            ),
+            "probe": self.probe_over(Probe.model_validate(spec.probe) if spec else DEFAULT_PROBE),
+            "restart": self.restart_over(RestartPolicy.model_validate(spec.restart) if spec else DEFAULT_RESTART),
             "start_deadline_seconds": 60.0 * (data["start_minutes"] or DEFAULT_START_MINUTES),
             "reason": data["reason"],
             "idempotency_key": str(data["idempotency_key"]),

@@ -17,6 +17,7 @@ from console.common import live
 from console.common.errors import Refused
 from console.common.secrets import decrypt, encrypt
 from console.common.states import move
+from console.deployments import arguments_check
 from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
 from console.fleet import desired
 from console.fleet.models import Engine, Host
@@ -71,6 +72,7 @@ def create(
     """
     if known := Job.objects.filter(idempotency_key=idempotency_key).first():
         return known
+    arguments_check.refuse_guarded(arguments, engine=engine, actor=actor)
     check_fits_together(copy, engine, port)
     check_placement(copy.host, devices=devices, replicas=replicas)
     try:

@@ -61,7 +61,7 @@ def compare(old: Spec, new: Spec) -> Comparison:
         Section(_("What and where"), _pairs(_facts(old), _facts(new), code=False)),
         Section(_("Arguments"), _pairs(_arguments(old), _arguments(new), code=True)),
         Section(_("Environment"), _pairs(dict(old.environment), dict(new.environment), code=True)),
-        Section(_("Check before it serves"), _pairs(_checks(old), _checks(new), code=False)),
+        Section(_("Health and validation"), _pairs(_checks(old), _checks(new), code=False)),
     )
     return Comparison(old, new, tuple(section for section in sections if section.pairs))
 

@@ -173,7 +173,8 @@ def _readable(name: str, value: Any) -> str:
     return "–" if value in (None, "") else str(value)
 
 
-_NOT_SHOWN = {"boot_id", "public_key"}
+_NOT_SHOWN = {"boot_id", "public_key", "driver", "driver_trouble"}
+"""Of no use to a reader, or on the agent's card already."""
 _FACT_NAMES = {
     "hostname": gettext_lazy("Host name"),
     "system": gettext_lazy("Operating system"),

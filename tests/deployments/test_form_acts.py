@@ -11,7 +11,8 @@ from django.urls import reverse
 from console.access import policies
 from console.access.models import Role, User
 from console.access.policies import Action
-from console.deployments import changes
+from console.common.errors import Refused
+from console.deployments import arguments_check, changes
 from console.deployments.forms import DeployForm
 from console.deployments.models import Deployment, Draft, Spec
 from console.fleet.models import Engine
@@ -101,6 +102,48 @@ def test_what_weakens_safety_needs_an_admin(fleet: Fleet, operator: User, monkey
         response.context["form"].errors["arg_trust_remote_code"]
     )
     assert not Deployment.objects.exists()
+
+
+def wish_of(fleet: Fleet, admin: User) -> tuple[Deployment, changes.Wish]:
+    fleet.deploy(admin)
+    Job.objects.all().delete()
+    Deployment.objects.update(state="stopped")
+    deployment = Deployment.objects.get()
+    return deployment, changes.Wish.of_spec(changes.spec_of(deployment, 1))
+
+
+@pytest.mark.parametrize("line", [["--trust-remote-code"], ["--trust_remote_code"]])
+def test_the_service_itself_takes_what_weakens_safety_only_from_an_admin(
+    fleet: Fleet, admin: User, operator: User, viewer: User, line: list[str]
+) -> None:
+    deployment, wish = wish_of(fleet, admin)
+    weaker = changes.Wish(**(vars(wish) | {"arguments": line}))
+    for person in (viewer, operator):
+        with pytest.raises(Refused, match="Only an admin may set --trust-remote-code") as refusal:
+            fleet.deploy(person, arguments=line)
+        assert refusal.value.field == "arguments"
+        with pytest.raises(Refused, match="Only an admin"):
+            changes.change(deployment, weaker, reason="try", actor=person)
+    assert Spec.objects.count() == 1
+    arguments_check.refuse_guarded(line, engine=fleet.engine, actor=admin)
+    arguments_check.refuse_guarded(line, engine=fleet.engine, actor=None)
+
+
+def test_going_back_to_a_spec_that_weakens_safety_needs_an_admin_too(fleet: Fleet, admin: User, operator: User) -> None:
+    deployment, wish = wish_of(fleet, admin)
+    Spec.objects.filter(deployment=deployment, number=1).update(arguments=["--trust-remote-code"])
+    lean = changes.Wish(**(vars(wish) | {"arguments": []}))
+    changes.change(deployment, lean, reason="lean", actor=operator)
+    with pytest.raises(Refused, match="Only an admin"):
+        changes.roll_back(deployment, 1, reason="it was better", actor=operator)
+
+
+def test_of_an_engine_nobody_knows_every_guarded_name_needs_an_admin(fleet: Fleet, operator: User) -> None:
+    Engine.objects.filter(pk=fleet.engine.pk).update(version="nobody.knows")
+    fleet.engine.refresh_from_db()
+    arguments_check.refuse_guarded(["--max-model-len", "512"], engine=fleet.engine, actor=operator)
+    with pytest.raises(Refused, match="Only an admin may set --trust-remote-code=true"):
+        arguments_check.refuse_guarded(["--trust-remote-code=true"], engine=fleet.engine, actor=operator)
 
 
 def test_a_draft_is_saved_found_again_and_gone_once_it_is_deployed(fleet: Fleet, admin: User) -> None:

@@ -16,6 +16,7 @@ from console.deployments.models import Deployment, Spec
 from console.fleet.models import Engine
 from console.jobs.models import Job
 from tests.factories import Fleet
+from workers.contracts import Probe, RestartPolicy
 
 pytestmark = pytest.mark.django_db
 
@@ -65,6 +66,35 @@ def test_everything_that_is_filled_in_reaches_the_spec(fleet: Fleet, admin: User
     assert (spec.port, spec.start_deadline_seconds) == (18500, 300)
     assert (spec.probe["prompt"], spec.probe["expected"], spec.restart["budget"]) == ("2+2?", "4", 0)
     assert Deployment.objects.get().notes == "for docs"
+
+
+def test_health_and_validation_reach_the_spec_and_come_back_into_the_form(fleet: Fleet, admin: User) -> None:
+    health = {
+        "probe_mode": "completions", "probe_language": "de", "declares_tools": "on", "declares_json": "on",
+        "ttft_target_seconds": "0.5", "hang_seconds": "0", "probe_seconds": "15", "probe_under_load": "on",
+        "warmup_prompts": "one\n\n two ",
+    }  # fmt: skip
+    client = signed_in(admin)
+    assert client.post(reverse("deployment_add"), filled(fleet, **health)).status_code == 302
+    spec = Spec.objects.get()
+    probe, restart = Probe.model_validate(spec.probe), RestartPolicy.model_validate(spec.restart)
+    assert (probe.mode, probe.language, probe.declares) == ("completions", "de", ["tools", "json"])
+    assert (probe.ttft_target_seconds, probe.warmup_prompts) == (0.5, ["one", "two"])
+    assert (restart.hang_seconds, restart.probe_seconds, restart.probe_under_load) == (0, 15, True)
+    form = client.get(reverse("deployment_change", args=[spec.deployment_id])).context["form"]
+    shown = {name: str(form[name].value()) for name in health}
+    assert shown == health | {"warmup_prompts": "one\ntwo"}
+    assert not form["restart_budget"].value(), "what is as by default is not shown as changed"
+
+
+def test_a_value_with_an_error_stays_in_the_command_that_will_run(fleet: Fleet, admin: User) -> None:
+    model = fleet.copy.revision
+    model.shape = {"config": {"model_type": "llama", "max_position_embeddings": 512}}
+    model.save()
+    response = signed_in(admin).post(reverse("deployment_preview"), filled(fleet, arg_max_model_len="100000"))
+    preview = response.context["preview"]
+    assert any(finding.flag == "--max-model-len" and finding.severity == "error" for finding in preview["findings"])
+    assert "--max-model-len 100000" in " ".join(preview["command"].replace("\\\n", " ").split())
 
 
 def test_a_second_click_deploys_nothing_and_leads_to_the_same_job(fleet: Fleet, admin: User) -> None:
