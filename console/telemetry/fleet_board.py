@@ -241,9 +241,8 @@ def _truth(serving: int, deployments: int) -> str:
     if not deployments:
         return _("Nothing is deployed.")
     if serving == deployments:
-        return ngettext("The one deployment serves.", "All %d deployments serve.", deployments) % (
-            () if deployments == 1 else deployments
-        )
+        every = ngettext("The one deployment serves.", "All %(count)d deployments serve.", deployments)
+        return every % {"count": deployments}
     return _("%(serving)d of %(count)d deployments serve.") % {"serving": serving, "count": deployments}
 
 
