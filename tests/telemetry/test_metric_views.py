@@ -328,6 +328,13 @@ def test_lists_and_the_fleet_show_what_deployments_do_right_now(
     assert lines["generation_tokens"][-1] == pytest.approx(40, rel=0.05)
 
 
+def test_one_deployment_is_counted_in_a_language_without_a_singular(viewer: User, instance: Instance) -> None:
+    client = signed_in(viewer)
+    assert "The one deployment serves." in client.get(reverse("fleet")).content.decode()
+    client.post(reverse("set_language"), {"language": "zh-hans"})
+    assert "所有 1 个部署都在提供服务。" in client.get(reverse("fleet")).content.decode()
+
+
 def test_the_fleets_lines_hold_ones_own_deployments_only(intake: Intake, instance: Instance, viewer: User) -> None:
     viewer.team = Team.objects.create(name="others")
     viewer.save()
