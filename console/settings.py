@@ -45,6 +45,7 @@ INSTALLED_APPS = [
     "console.gateway",
     "console.telemetry",
     "console.alerts",
+    "console.oncall",
     "console.operations",
 ]
 

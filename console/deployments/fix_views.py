@@ -1,18 +1,30 @@
 """The page that shows what a fix will do, and does it."""
 
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_http_methods
+from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import policies
 from console.access.models import User
 from console.access.policies import Action
 from console.common.errors import Refused
-from console.deployments import fixing
+from console.deployments import fixing, what_changed
 from console.deployments.views import find
 from console.jobs.asking import ask
 from console.jobs.models import Job
+
+
+@require_GET
+def deployment_fixes(request: HttpRequest, pk: int) -> HttpResponse:
+    """What can be done about the failure that a deployment has now, and what changed: a part for the page of its job."""
+    deployment = find(request.user, pk, Action.VIEW)
+    failure = fixing.failure_of(deployment, list(deployment.instances.select_related("host")))
+    since = what_changed.since_good(deployment) if failure else None
+    user = policies.require(request.user, Action.VIEW)
+    context = {"since_good": since, "fixes": fixing.fixes(user, deployment, failure, since) if since else []}
+    return render(request, "deployments/_fixes.html", context)
 
 
 @require_http_methods(["GET", "POST"])

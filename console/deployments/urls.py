@@ -39,6 +39,7 @@ urlpatterns = [
     path("deployments/<int:pk>/specs/", views.deployment_specs, name="deployment_specs"),
     path("deployments/<int:pk>/playground/", views.deployment_playground, name="deployment_playground"),
     path("deployments/<int:pk>/settings/", views.deployment_settings, name="deployment_settings"),
+    path("deployments/<int:pk>/fixes/", fix_views.deployment_fixes, name="deployment_fixes"),
     path("deployments/<int:pk>/fix/<slug:key>/", fix_views.deployment_fix, name="deployment_fix"),
     path("deployments/<int:pk>/key/", views.deployment_key, name="deployment_key"),
     path("deployments/<int:pk>/start/", views.deployment_start, name="deployment_start"),

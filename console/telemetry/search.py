@@ -75,6 +75,7 @@ def _pages(user: User, words: list[str]) -> list[Hit]:
         (view, "engine_list", _("Engines"), "cpu"),
         (deploy, "engine_install", _("Install an engine"), "plus"),
         (view, "job_list", _("Jobs"), "list-check"),
+        (view, "oncall", _("On call"), "bell-ringing"),
         (administer, "people_list", _("People"), "users"),
         (administer, "person_add", _("Add a person"), "user-plus"),
         (operate, "audit_list", _("Audit"), "clipboard-list"),

@@ -198,3 +198,11 @@ def test_every_failure_shows_what_changed_since_the_last_good_start(
     page = client.get(f"/instances/{Instance.objects.get().pk}/").content.decode()
     assert "Changed since the last good start" in page
     assert "580.95" in page
+
+
+@pytest.mark.django_db
+def test_the_page_of_the_failed_job_has_the_same_buttons(failed: Deployment, admin: User, client: Client) -> None:
+    client.force_login(admin)
+    there = f"/deployments/{failed.pk}/fixes/"
+    assert f'hx-get="{there}"' in client.get(f"/jobs/{Job.objects.get().pk}/").content.decode()
+    assert "Set context to 1,920 and redeploy" in client.get(there).content.decode()

@@ -1,0 +1,247 @@
+"""What is broken now, the worst first: since when, whom it hits, why, what Slipway did about it, and what can be done."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Prefetch, Q
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from console.access import policies
+from console.access.models import User
+from console.access.policies import Action
+from console.alerts.models import Alert
+from console.common.models import StateChange
+from console.common.states import LOOKS, Look
+from console.deployments import fixing, what_changed
+from console.deployments.fixing import Fix
+from console.deployments.models import Deployment, Instance
+from console.deployments.what_changed import SinceGood
+from console.fleet.models import Host
+from console.fleet.presentation import is_removed
+from console.oncall.impact import Impact, impacts
+
+BAD_INSTANCES = ("crashed", "unhealthy", "restarting")
+LINES_OF_DEEDS = 6
+MOST_DETAILED = 25
+"""In an outage of everything the page must stay quick: beyond so many, what changed and fixes stand on their own pages."""
+SEVERITY_RANK = {"critical": 0, "warning": 2, "info": 3}
+
+
+@dataclass(frozen=True)
+class Act:
+    """One thing that whoever is on call can do. `key` is the letter that does it for the chosen problem."""
+
+    label: str
+    icon: str
+    url: str
+    key: str
+    danger: bool = False
+
+
+@dataclass
+class Problem:
+    """One thing that is broken."""
+
+    ident: str
+    name: str
+    url: str
+    look: Look
+    rank: int
+    """0: nothing serves; 1: unknown, a host is silent; 2: serves, but badly; 3: worth knowing."""
+    since: datetime | None
+    cause: str
+    cause_title: str = ""
+    code: str = ""
+    evidence: list[dict[str, Any]] = field(default_factory=list)
+    impact: Impact = field(default_factory=Impact)
+    hit: str = ""
+    """Impact in words where it isn't one of routes."""
+    deeds: list[StateChange] = field(default_factory=list)
+    """What Slipway itself did and saw since it began, newest first."""
+    restarts: int = 0
+    since_good: SinceGood | None = None
+    fixes: list[Fix] = field(default_factory=list)
+    acts: list[Act] = field(default_factory=list)
+    alerts: list[Alert] = field(default_factory=list)
+
+
+def problems(user: User) -> list[Problem]:
+    """Everything that is broken and that this person may see; the worst first, then the longest."""
+    deployments = _bad_deployments(user)
+    hosts = [host for host in _hosts(user) if host.presence == "offline" and not is_removed(host)]
+    alerts = list(
+        policies.visible(user, Alert.objects.exclude(state="closed").select_related("rule", "acknowledged_by"))
+    )
+    hit = impacts(user, deployments)
+    found = [
+        _of_deployment(user, one, hit[one.pk], alerts, is_detailed=at < MOST_DETAILED)
+        for at, one in enumerate(deployments)
+    ]
+    found += [_of_host(user, host, alerts) for host in hosts]
+    told = {alert.pk for problem in found for alert in problem.alerts}
+    found += [_of_alert(user, alert) for alert in alerts if alert.pk not in told]
+    return sorted(found, key=lambda one: (one.rank, one.since.timestamp() if one.since else 0))
+
+
+def _bad_deployments(user: User) -> list[Deployment]:
+    instances = Prefetch("instances", Instance.objects.select_related("host").order_by("number"))
+    bad = Q(state__in=("failed", "degraded")) | Q(instances__state__in=BAD_INSTANCES, instances__run=True)
+    rows = policies.visible(user, Deployment.objects.filter(bad).exclude(state__in=("stopped", "draft")).distinct())
+    related = rows.select_related("current_spec__engine", "current_spec__host", "current_spec__copy__revision__model")
+    # Of what a silent host had nothing is known: it is the host that is broken.
+    return [one for one in related.prefetch_related(instances) if not _is_unknown(one)]
+
+
+def _is_unknown(deployment: Deployment) -> bool:
+    living = [one for one in deployment.instances.all() if one.run or one.ordered]
+    return bool(living) and all(one.is_unknown for one in living)
+
+
+def _hosts(user: User) -> list[Host]:
+    return list(policies.visible(user, Host.objects.defer("facts")))
+
+
+def _of_deployment(
+    user: User, deployment: Deployment, impact: Impact, alerts: Iterable[Alert], *, is_detailed: bool
+) -> Problem:
+    instances = list(deployment.instances.all())
+    bad = next((one for one in instances if one.state in BAD_INSTANCES and (one.run or one.failure)), None)
+    failure = fixing.failure_of(deployment, instances) or (dict(bad.failure) if bad and bad.failure else None)
+    since_good = what_changed.since_good(deployment) if is_detailed else None
+    ready = any(one.state == "ready" and one.run and not one.is_unknown for one in instances)
+    began = bad.state_since if bad and deployment.state == "serving" else deployment.state_since
+    cause = str((failure or {}).get("message") or (bad.state_reason if bad else "") or deployment.state_reason)
+    return Problem(
+        ident=f"deployment-{deployment.pk}",
+        name=deployment.name,
+        url=reverse("deployment_detail", args=[deployment.pk]),
+        look=deployment.look,
+        rank=2 if ready else 0,
+        since=began,
+        cause=cause or _("No reason is known yet."),
+        cause_title=_title(bad),
+        code=str((failure or {}).get("code", "")),
+        evidence=list((failure or {}).get("evidence") or [])[:6],
+        impact=impact,
+        deeds=_deeds(deployment, instances, began),
+        restarts=sum(one.restarts for one in instances if one.run),
+        since_good=since_good,
+        fixes=fixing.fixes(user, deployment, failure, since_good) if since_good else [],
+        acts=_acts_of_deployment(user, deployment, instances, since_good),
+        alerts=[alert for alert in alerts if alert.deployment_id == deployment.pk],
+    )
+
+
+def _title(bad: Instance | None) -> str:
+    if bad is None:
+        return ""
+    last = bad.attempts.exclude(diagnosis={}).order_by("-number").first()
+    code = last.diagnosis.get("code") if last else None
+    return str(last.diagnosis.get("title", "")) if last and code != "healthy" else ""
+
+
+def _deeds(deployment: Deployment, instances: Sequence[Instance], began: datetime) -> list[StateChange]:
+    about = Q(kind="deployments.deployment", object_id=deployment.pk)
+    about |= Q(kind="deployments.instance", object_id__in=[one.pk for one in instances])
+    rows = StateChange.objects.filter(about, at__gte=began).select_related("actor")
+    return list(rows.order_by("-at", "-pk")[:LINES_OF_DEEDS])
+
+
+def _acts_of_deployment(
+    user: User, deployment: Deployment, instances: Sequence[Instance], since: SinceGood | None
+) -> list[Act]:
+    if not policies.can(user, Action.OPERATE):
+        return []
+    acts = []
+    ordered = next((one for one in instances if one.ordered and one.run), None)
+    if ordered is not None:
+        there = reverse("instance_restart", args=[ordered.pk])
+        acts.append(Act(_("Restart"), "refresh", there, "r"))
+    elif deployment.state in ("stopped", "failed"):
+        acts.append(Act(_("Start"), "player-play", reverse("deployment_start", args=[deployment.pk]), "r"))
+    good = since.spec if since else None
+    if good is not None and good.pk != deployment.current_spec_id:
+        there = reverse("oncall_roll_back", args=[deployment.pk])
+        acts.append(Act(_("Roll back"), "history", there, "b"))
+    if deployment.state not in ("stopped", "stopping", "draft") and ordered is not None:
+        there = reverse("deployment_stop", args=[deployment.pk])
+        acts.append(Act(_("Stop"), "player-stop", there, "s", danger=True))
+    there = f"{reverse('oncall_silence')}?deployment={deployment.pk}"
+    return [*acts, Act(_("Silence"), "bell-off", there, "m"), *_drain(ordered)]
+
+
+def _drain(ordered: Instance | None) -> list[Act]:
+    host = ordered.host if ordered else None
+    if host is None or host.state == "draining":
+        return []
+    label = _("Drain %(host)s") % {"host": host.name}
+    return [Act(label, "progress-down", reverse("host_drain", args=[host.pk]), "d", danger=True)]
+
+
+def _of_host(user: User, host: Host, alerts: Iterable[Alert]) -> Problem:
+    running = Instance.objects.filter(host=host, run=True, ordered=True).select_related("deployment")
+    names = sorted({one.deployment.name for one in running})
+    if names:
+        text = ngettext("%(names)s runs there and is unknown", "%(names)s run there and are unknown", len(names))
+        hit = text % {"names": ", ".join(names)}
+    else:
+        hit = _("nothing runs there")
+    acts = []
+    if policies.can(user, Action.OPERATE):
+        if host.state != "draining":
+            acts.append(Act(_("Drain"), "progress-down", reverse("host_drain", args=[host.pk]), "d", danger=True))
+        if host.state != "accepting":
+            acts.append(Act(_("Bring back"), "player-play", reverse("host_resume", args=[host.pk]), "r"))
+        acts.append(Act(_("Silence"), "bell-off", f"{reverse('oncall_silence')}?host={host.pk}", "m"))
+    return Problem(
+        ident=f"host-{host.pk}",
+        name=host.name,
+        url=reverse("host_detail", args=[host.pk]),
+        look=LOOKS["offline"],
+        rank=1 if names else 3,
+        since=host.last_seen_at,
+        cause=_("Its agent is silent: the machine is off, the network is cut, or the agent ended. Engines there may go on"
+                " serving; Slipway leaves them alone and catches up when it is back."),
+        hit=hit,
+        acts=acts,
+        alerts=[alert for alert in alerts if alert.host_id == host.pk and alert.deployment_id is None],
+    )  # fmt: skip
+
+
+def _of_alert(user: User, alert: Alert) -> Problem:
+    acts = []
+    if policies.can(user, Action.OPERATE):
+        if alert.state == "open":
+            acts.append(Act(_("Acknowledge"), "user-check", reverse("alert_acknowledge", args=[alert.pk]), "a"))
+        acts.append(Act(_("Silence"), "bell-off", reverse("alert_silence", args=[alert.pk]), "m"))
+    return Problem(
+        ident=f"alert-{alert.pk}",
+        name=alert.name,
+        url=reverse("alert_detail", args=[alert.pk]),
+        look=alert.look,
+        rank=SEVERITY_RANK[alert.severity],
+        since=alert.opened_at,
+        cause=alert.cause or alert.summary,
+        cause_title=alert.rule.name,
+        hit=alert.summary if alert.cause else "",
+        acts=acts,
+        alerts=[],
+    )
+
+
+def truth(found: Sequence[Problem]) -> str:
+    """All of it in one sentence."""
+    if not found:
+        return _("Nothing is broken.")
+    dead = sum(one.rank == 0 for one in found)
+    routes = {name for one in found for name in one.impact.routes}
+    parts = [ngettext("%(n)d thing is broken", "%(n)d things are broken", len(found)) % {"n": len(found)}]
+    if dead:
+        parts.append(ngettext("%(n)d doesn't serve at all", "%(n)d don't serve at all", dead) % {"n": dead})
+    if routes:
+        parts.append(ngettext("%(n)d route is down", "%(n)d routes are down", len(routes)) % {"n": len(routes)})
+    return f"{'; '.join(parts)}."

@@ -1,0 +1,139 @@
+"""The on-call page, and what only it can do."""
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+from django.views.decorators.http import require_GET, require_http_methods
+
+from console.access import policies
+from console.access.models import User
+from console.access.policies import Action
+from console.common.errors import Refused
+from console.common.parts import wants_part
+from console.deployments import changes
+from console.deployments.models import Deployment
+from console.deployments.what_changed import since_good
+from console.fleet.models import Host
+from console.jobs.asking import ask
+from console.jobs.models import Job
+from console.oncall import board, services
+from console.oncall.forms import QuietForm, RestartAllForm
+
+
+@require_GET
+def oncall(request: HttpRequest) -> HttpResponse:
+    """What is broken, the worst first."""
+    user = policies.require(request.user, Action.VIEW)
+    found = board.problems(user)
+    kept = policies.visible(user, Host.objects.defer("facts", "vitals").exclude(state="accepting"))
+    context = {
+        "problems": found,
+        "truth": board.truth(found),
+        "kept_hosts": kept,
+        "may_restart_all": sum(one.ident.startswith("deployment-") for one in found) > 1,
+    }
+    return render(request, "oncall/page.html", context)
+
+
+@require_http_methods(["GET", "POST"])
+def restart_all(request: HttpRequest) -> HttpResponse:
+    """Restart everything that is listed as broken."""
+    user = policies.require(request.user, Action.OPERATE)
+    broken = _broken(user)
+    hurts = any(one.instances.filter(state="ready").exists() for one in broken)
+    form = RestartAllForm(request.POST or None, hurts=hurts)
+    if request.method == "POST" and form.is_valid():
+        jobs, refused = services.restart_all(broken, actor=user, reason=form.cleaned_data["reason"])
+        text = ngettext("%(count)d restart has begun.", "%(count)d restarts have begun.", len(jobs))
+        messages.success(request, text % {"count": len(jobs)})
+        for sentence in refused:
+            messages.warning(request, sentence)
+        return redirect("oncall")
+    names = ", ".join(one.name for one in broken)
+    return _ask(request, form, {
+        "title": _("Restart all"),
+        "heading": ngettext("Restart %(count)d deployment?", "Restart %(count)d deployments?", len(broken))
+        % {"count": len(broken)},
+        "consequences": [
+            names or _("Nothing is broken now."),
+            _("All at once: engines that still run end; requests in flight have 20 s to finish, then they fail."),
+            _("Each is validated and warmed up before it serves again. What is busy with a job is left out."),
+        ],
+        "button": _("Restart all"),
+        "danger": hurts,
+    })  # fmt: skip
+
+
+@require_http_methods(["GET", "POST"])
+def roll_back(request: HttpRequest, pk: int) -> HttpResponse:
+    """Bring the spec back that last started well."""
+    deployment = policies.get(request.user, Deployment.objects.all(), Action.OPERATE, pk=pk)
+    good = since_good(deployment).spec
+    sentences = [_("%(name)s has no other spec that ever started well.") % {"name": deployment}]
+    if good is not None and good.pk != deployment.current_spec_id:
+        try:
+            sentences = list(changes.effect(deployment, changes.Wish.of_spec(good)).sentences)
+        except Refused as refusal:
+            sentences = [refusal.message]
+    number = good.number if good else 0
+    context = {
+        "title": _("Roll back %(name)s") % {"name": deployment},
+        "heading": _("Bring %(name)s back to spec %(number)d?") % {"name": deployment, "number": number},
+        "consequences": [*sentences, _("It is the spec that last started well. It becomes a new one; nothing is erased.")],
+        "button": _("Roll back"),
+        "back": reverse("oncall"),
+    }  # fmt: skip
+
+    def act(user: User, reason: str) -> Job | None:
+        return services.roll_back(deployment, actor=user, reason=reason)
+
+    return ask(request, context, act, then="oncall")
+
+
+@require_http_methods(["GET", "POST"])
+def silence(request: HttpRequest) -> HttpResponse:
+    """Keep alerts about a deployment or a host quiet for a while."""
+    about = _subject(request)
+    form = QuietForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        data, user = form.cleaned_data, policies.require(request.user, Action.OPERATE)
+        services.silence(about, hours=float(data["hours"]), actor=user, reason=data["reason"])
+        messages.success(request, _("Alerts about %(name)s are quiet.") % {"name": about.name})
+        return redirect("oncall")
+    return _ask(request, form, {
+        "title": _("Silence %(name)s") % {"name": about.name},
+        "heading": _("Keep alerts about %(name)s quiet?") % {"name": about.name},
+        "consequences": [_("What goes wrong is still shown here and on its page; nobody is told of it.")],
+        "button": _("Silence"),
+    })  # fmt: skip
+
+
+def _subject(request: HttpRequest) -> Deployment | Host:
+    deployment, host = _number(request, "deployment"), _number(request, "host")
+    if deployment is not None:
+        return policies.get(request.user, Deployment.objects.all(), Action.OPERATE, pk=deployment)
+    if host is not None:
+        return policies.get(request.user, Host.objects.all(), Action.OPERATE, pk=host)
+    policies.require(request.user, Action.OPERATE)
+    raise Http404
+
+
+def _number(request: HttpRequest, name: str) -> int | None:
+    value = request.GET.get(name, "")
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else None
+
+
+def _broken(user: User) -> list[Deployment]:
+    idents = [one.ident.removeprefix("deployment-") for one in board.problems(user) if "deployment-" in one.ident]
+    return list(policies.visible(user, Deployment.objects.filter(pk__in=idents)))
+
+
+def _ask(request: HttpRequest, form: Any, context: dict[str, Any]) -> HttpResponse:
+    template = "common/_dialog.html" if wants_part(request) else "common/confirm.html"
+    shown = {"form": form, "action": request.get_full_path(), "back": reverse("oncall"), **context}
+    return render(request, template, shown, status=400 if form.errors else 200)
