@@ -10,21 +10,16 @@ from workers.contracts import Failure
 from workers.host.instance_files import Attempt, InstanceFiles
 from workers.vllm.diagnosis import Diagnosis, catalog, diagnose_file, diagnose_stream
 
-_WHOLE_LOG_BYTES = 32 * 2**20
-_END_BYTES = 16 * 2**20
 _LAST_LINES = 5
 _LONGEST_LINE = 500
 
 
 def diagnose_attempt(files: InstanceFiles, attempt: Attempt) -> Diagnosis:
-    """Find the root cause in an ended attempt's log; of a very long log only the end is read."""
+    """Find the root cause in an ended attempt's log. All of it is read, in constant memory: the cause may stand early."""
     log = files.log(attempt.number)
     if not log.exists():
         return diagnose_stream(io.BytesIO(), attempt.exit_code)
-    size = log.stat().st_size
-    if size <= _WHOLE_LOG_BYTES:
-        return diagnose_file(log, attempt.exit_code)
-    return diagnose_stream(io.BytesIO(tail_bytes(log, _END_BYTES)), attempt.exit_code)
+    return diagnose_file(log, attempt.exit_code)
 
 
 def explain_exit(files: InstanceFiles, attempt: Attempt) -> Failure:
