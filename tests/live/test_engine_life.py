@@ -124,6 +124,7 @@ def ask(served: Served, number: int) -> int:
 def test_every_number_on_the_board_is_what_the_engine_itself_counted(served: Served) -> None:
     key = served.console.one("select id from deployments_deployment where name = ?", served.name)
     ask(served, 0)
+    time.sleep(3)  # the engine counts a little after it has answered
     began, before = time.time() * 1000, engine_metrics(served)
     time.sleep(3)  # a sample of the quiet engine lies between its warm-up and the load
     with ThreadPoolExecutor(3) as people:
@@ -134,8 +135,10 @@ def test_every_number_on_the_board_is_what_the_engine_itself_counted(served: Ser
     answer = served.console.get(f"/deployments/{key}/metrics/series/?from={began:.0f}&to={time.time() * 1000:.0f}")
     board = answer.json()
     shown = {figure["key"]: figure["number"] for figure in board["totals"]}
-    assert growth.counters["generation_tokens"] == tokens
-    assert shown["requests"] == pytest.approx(18, rel=0.01)
+    # The agent asks the engine now and then whether it still answers; the engine counts that as well.
+    assert growth.counters["generation_tokens"] >= tokens
+    assert 18 <= sum(growth.finished.values()) <= 24
+    assert shown["requests"] == pytest.approx(sum(growth.finished.values()), rel=0.01)
     for name in ("prompt_tokens", "generation_tokens"):
         assert shown[name] == pytest.approx(growth.counters[name], rel=0.01), name
     for name in ("time_to_first_token", "inter_token_latency", "e2e_latency"):
