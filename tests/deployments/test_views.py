@@ -336,7 +336,7 @@ def test_pages_need_the_same_few_queries_for_any_number_of_rows(
     for number in range(8):
         fleet.deploy(admin, name=f"chat-{number}")
     client = signed_in(viewer)
-    with django_assert_max_num_queries(6):
+    with django_assert_max_num_queries(7):
         client.get("/deployments/")
     deployment = Deployment.objects.first()
     assert deployment
