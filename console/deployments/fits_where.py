@@ -47,7 +47,12 @@ def places(revision: Revision, hosts: QuerySet[Host], *, context: int | None = N
 
 
 def _of_fleet(shape: ModelShape, context: int, hosts: QuerySet[Host]) -> Iterator[Place]:
-    rows = Device.objects.usable().filter(host__in=hosts).select_related("host").order_by("host__name", "kind", "name", "index")
+    rows = (
+        Device.objects.usable()
+        .filter(host__in=hosts)
+        .select_related("host")
+        .order_by("host__name", "kind", "name", "index")
+    )
     for (host, _kind, name), group in groupby(rows, key=lambda row: (row.host, row.kind, row.name)):
         devices = list(group)
         free = sorted((presentation.memory(row, host.vitals).free for row in devices), reverse=True)
