@@ -1,11 +1,12 @@
 """Changing a deployment: a new numbered spec, what that does to what runs, and going back to an older one."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import transaction
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from console.access import services as access
 from console.access.models import User
@@ -14,7 +15,7 @@ from console.common import live
 from console.common.errors import Refused
 from console.common.spans import readable_duration
 from console.common.states import move
-from console.deployments import arguments_check, launches, services
+from console.deployments import arguments_check, claims, launches, rooms, services
 from console.deployments.models import Deployment, Instance, Spec
 from console.fleet.models import Engine
 from console.jobs import services as jobs
@@ -22,7 +23,7 @@ from console.jobs.copy_checks import verify_step
 from console.jobs.models import Job
 from workers.contracts import Probe, RestartPolicy
 
-NEEDS_RESTART = ("copy", "engine", "devices", "arguments", "environment", "port")
+NEEDS_RESTART = ("copy", "engine", "devices", "placement", "arguments", "environment", "port")
 """Parts of a spec that a running engine can't take over."""
 
 
@@ -40,11 +41,12 @@ class Wish:
     probe: Probe
     restart: RestartPolicy
     start_deadline_seconds: float
+    placement: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_order(cls, order: Mapping[str, Any]) -> "Wish":
         """From what the deploy form gives."""
-        return cls(**{name: order[name] for name in cls.__dataclass_fields__})
+        return cls(**{name: order[name] for name in cls.__dataclass_fields__ if name in order})
 
     @classmethod
     def of_spec(cls, spec: Spec) -> "Wish":
@@ -60,6 +62,7 @@ class Wish:
             probe=Probe.model_validate(spec.probe),
             restart=RestartPolicy.model_validate(spec.restart),
             start_deadline_seconds=spec.start_deadline_seconds,
+            placement=dict(spec.placement),
         )
 
     def as_spec(self, deployment: Deployment, number: int) -> Spec:
@@ -71,6 +74,7 @@ class Wish:
             engine=self.engine,
             host=self.copy.host,
             devices=list(self.devices),
+            placement=dict(self.placement),
             replicas=self.replicas,
             port=self.port,
             arguments=self.arguments,
@@ -83,16 +87,32 @@ class Wish:
 
 @dataclass(frozen=True)
 class Effect:
-    """What applying a wish will do. `restarts`: the running engine ends and a new one is brought up."""
+    """What applying a wish will do. `restarts`: running engines end and new ones are brought up.
+
+    `turns` are what happens to instances, in their order; empty where none is touched.
+    """
 
     restarts: bool
     parts: tuple[str, ...]
     sentences: tuple[str, ...]
+    turns: tuple["Turn", ...] = ()
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One instance's part of a change. `old` None: one is added; `place` None and `stop`: one ends for good.
+
+    `place` set: a new instance comes up there, and `old` ends once it is ready. Neither: `old` is swapped where it is.
+    """
+
+    old: Instance | None
+    place: claims.Place | None = None
+    stop: bool = False
 
 
 def changed_parts(old: Spec, new: Spec) -> tuple[str, ...]:
     """Names of the fields in which two specs differ."""
-    names = ("copy_id", "engine_id", "devices", "replicas", "port", "arguments", "environment", "probe", "restart",
+    names = ("copy_id", "engine_id", "devices", "placement", "replicas", "port", "arguments", "environment", "probe", "restart",
              "start_deadline_seconds")  # fmt: skip
     return tuple(name.removesuffix("_id") for name in names if getattr(old, name) != getattr(new, name))
 
@@ -104,8 +124,8 @@ def effect(deployment: Deployment, wish: Wish) -> Effect:
     parts = changed_parts(old, new)
     if not parts:
         raise Refused(_("Nothing is different from spec %(number)d.") % {"number": old.number})
-    services.check_placement(wish.copy.host, devices=wish.devices, replicas=wish.replicas)
-    running = list(deployment.instances.filter(ordered=True).select_related("host"))
+    services.check_placement(wish.copy.host, devices=wish.devices, replicas=wish.replicas, port=wish.port)
+    running = list(deployment.instances.filter(ordered=True).select_related("host", "spec").order_by("number"))
     own_port = any(one.port == wish.port for one in running)
     services.check_fits_together(wish.copy, wish.engine, None if own_port else wish.port)
     if not running:
@@ -114,13 +134,8 @@ def effect(deployment: Deployment, wish: Wish) -> Effect:
             restarts=False,
             sentences=(_("Nothing runs, so nothing is stopped. The next start uses the new spec."),),
         )
-    if any(one.host_id != new.host_id for one in running):
-        raise Refused(
-            _("%(name)s runs on %(host)s. Stop it first, then change it to another host.")
-            % {"name": deployment, "host": running[0].host},
-            field="copy",
-        )
-    if not set(parts) & set(NEEDS_RESTART):
+    replaces = bool(set(parts) & set(NEEDS_RESTART))
+    if not replaces and len(running) == new.replicas:
         return Effect(
             restarts=False,
             parts=parts,
@@ -128,15 +143,91 @@ def effect(deployment: Deployment, wish: Wish) -> Effect:
                 _("No engine is restarted. It holds from the next start on, the host's own restarts included."),
             ),
         )
-    return Effect(restarts=True, parts=parts, sentences=tuple(_restart_words(deployment, running[0])))
+    turns = tuple(_turns(new, running, replaces=replaces))
+    return Effect(restarts=True, parts=parts, sentences=tuple(_words(deployment, turns)), turns=turns)
 
 
-def _restart_words(deployment: Deployment, instance: Instance) -> list[str]:
-    words = [
-        _("The files are verified first; %(instance)s goes on serving meanwhile.") % {"instance": instance},
-        _("Then its engine ends: requests in flight have %(seconds)d s to finish, and new ones get no answer.")
-        % {"seconds": services.GRACE_SECONDS},
-    ]
+def _turns(new: Spec, running: list[Instance], *, replaces: bool) -> Iterator[Turn]:
+    """What happens to each instance, in order: new ones beside, replacements, ends. Refused where there is no room.
+
+    As many as find room beside all that runs come up before what they replace ends; the rest are swapped where they are,
+    one at a time. All places are found together, so that none is counted on twice.
+    """
+    kept, surplus = running[: new.replicas], running[new.replicas :]
+    added = new.replicas - len(kept)
+    most = len(kept) if replaces and new.port is None else 0
+    places, swapped = _arranged(new, kept, added=added, most=most, replaces=replaces)
+    beside = kept[: len(places) - added] if replaces else []
+    for old, place in zip(beside, places, strict=False):
+        yield Turn(old, place)
+    for old in swapped:
+        yield Turn(old)
+    for place in places[len(beside) :]:
+        yield Turn(None, place)
+    for old in surplus:
+        yield Turn(old, stop=True)
+
+
+def _arranged(
+    new: Spec, kept: list[Instance], *, added: int, most: int, replaces: bool
+) -> tuple[list[claims.Place], list[Instance]]:
+    """Places for new instances, and which old ones are swapped where they are: the most that come up beside the old."""
+    for count in range(most, -1, -1):
+        swapped = kept[count:] if replaces else []
+        try:
+            found = claims.find(new, replicas=count + added + len(swapped), without=[one.pk for one in swapped])
+        except Refused:
+            if count:
+                continue
+            raise
+        if count and any(one.choice is None for one in found):
+            continue  # the host has told of no device: whether there is room for two is not known
+        _refuse_homeless(new, swapped)
+        return found[: count + added], swapped
+    return [], []
+
+
+def _refuse_homeless(new: Spec, swapped: list[Instance]) -> None:
+    """An engine is only swapped on a host that has the new spec's files and engine."""
+    hosts = {site.host.pk for site in rooms.sites_of(new.copy, new.engine, here_only=False) if site.engine is not None}
+    for one in swapped:
+        if one.host_id not in hosts or (one.own_copy_id is None and one.host_id != new.host_id):
+            raise Refused(
+                _("%(name)s runs on %(host)s. Stop it first, then change it to another host.")
+                % {"name": new.deployment, "host": one.host},
+                field="copy",
+            )
+
+
+def _words(deployment: Deployment, turns: Sequence[Turn]) -> Iterator[str]:
+    swapped = [turn.old for turn in turns if turn.old and not turn.stop and turn.place is None]
+    beside = [turn for turn in turns if turn.old and turn.place is not None]
+    if swapped:
+        yield from _restart_words(deployment, swapped)
+    if beside:
+        yield _("The files are verified first. Then, one at a time, a new engine is brought up, validated and warmed up; "
+                "only when it is ready the old one it replaces ends, with %(seconds)d s for requests in flight.") % {
+                    "seconds": services.GRACE_SECONDS}  # fmt: skip
+        yield _("There is room for both, so the deployment goes on serving all the time. If a new engine doesn't come up, "
+                "the old one stays.")  # fmt: skip
+    if added := sum(turn.old is None for turn in turns):
+        yield ngettext("%(count)d replica is added.", "%(count)d replicas are added.", added) % {"count": added}
+    ended = [str(turn.old) for turn in turns if turn.stop]
+    if ended:
+        yield _("%(names)s ends: requests in flight have %(seconds)d s to finish.") % {
+            "names": ", ".join(ended), "seconds": services.GRACE_SECONDS,
+        }  # fmt: skip
+
+
+def _restart_words(deployment: Deployment, swapped: Sequence[Instance]) -> list[str]:
+    first = _("The files are verified first; %(instance)s goes on serving meanwhile.")
+    words = [first % {"instance": ", ".join(map(str, swapped))}]
+    if len(swapped) == 1:
+        text = _("Then its engine ends: requests in flight have %(seconds)d s to finish, and new ones get no answer.")
+    else:
+        text = _("Then their engines end one at a time, the next once the one before is ready again: requests in flight "
+                 "have %(seconds)d s to finish, new ones go to the others.")  # fmt: skip
+    words.append(text % {"seconds": services.GRACE_SECONDS})
     last = launches.latest(deployment)
     seconds = last.truth.get("seconds") if last is not None else None
     if seconds:
@@ -161,6 +252,7 @@ def change(
         deployment = Deployment.objects.select_for_update().get(pk=deployment.pk)
         if busy := jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk):
             raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
+        claims.lock(wish.as_spec(deployment, 0))
         planned = effect(deployment, wish)
         services.check_copy(wish.as_spec(deployment, 0))
         spec = wish.as_spec(deployment, _next_number(deployment))
@@ -174,7 +266,7 @@ def change(
         if not planned.restarts:
             _put_in_place(deployment, spec)
             return None
-        return _replace(deployment, spec, actor=actor, reason=reason, idempotency_key=idempotency_key)
+        return _replace(deployment, spec, planned.turns, actor=actor, reason=reason, idempotency_key=idempotency_key)
 
 
 def _put_in_place(deployment: Deployment, spec: Spec) -> None:
@@ -183,18 +275,35 @@ def _put_in_place(deployment: Deployment, spec: Spec) -> None:
     deployment.instances.filter(ordered=True).update(spec=spec)
 
 
-def _replace(deployment: Deployment, spec: Spec, *, actor: User, reason: str, idempotency_key: str | None) -> Job:
-    instance = deployment.instances.filter(ordered=True).select_related("spec", "host").order_by("number")[0]
+def _replace(
+    deployment: Deployment, spec: Spec, turns: Sequence[Turn], *, actor: User, reason: str, idempotency_key: str | None
+) -> Job:
+    """A job that takes the turns one after the other: an old instance ends only once what replaces it is ready."""
+    steps, fresh = services.StepsOfInstances(), []
+    for turn in turns:
+        old = turn.old
+        if turn.place is not None:
+            new = services.new_instances(deployment, spec, [turn.place])[0]
+            fresh.append(new.pk)
+            steps.add(new, *services.preparation(new, verified=steps.verified))
+            steps.add(new, *services.bring_up(new, spec.start_deadline_seconds))
+        elif old is not None and not turn.stop:
+            if spec.copy_id not in steps.verified:
+                steps.verified.add(spec.copy_id)
+                steps.add(old, verify_step(spec.copy))
+            steps.add(old, *services.bring_up(old, spec.start_deadline_seconds))
+        if old is not None and (turn.stop or turn.place is not None):
+            steps.add(old, services.stop_step(old))
     move(deployment, to="deploying", reason=reason, actor=actor)
     return jobs.create(
         kind="change",
         title=_("Change %(name)s to spec %(number)d") % {"name": deployment, "number": spec.number},
-        host=instance.host,
-        steps=[verify_step(spec.copy), *services.bring_up(instance, spec.start_deadline_seconds)],
+        host=steps.planned[0].host or spec.host,
+        steps=steps.planned,
         actor=actor,
         subject=("deployment", deployment.pk),
         reason=reason,
-        payload={"instance": instance.pk, "spec": spec.pk},
+        payload=steps.payload | {"spec": spec.pk, "fresh": fresh},
         idempotency_key=idempotency_key,
     )
 

@@ -132,6 +132,19 @@ def fit(
     )
 
 
+def sum_of(copy: Copy, engine: Engine, *, values: Mapping[str, Value], environment: Mapping[str, str]) -> Plan | None:
+    """The plan alone, without suggestions and curve; None where nothing can be planned."""
+    if not copy.revision.shape:
+        return None
+    try:
+        shape = shape_with(copy.revision.shape, values)
+        used = choose(engine.host, engine, values, ())
+        request = request_for(engine, used, values, environment)
+        return compute_plan(shape, _with_learned(shape, request, copy, engine, used))
+    except ValueError:
+        return None
+
+
 def _none(trouble: str) -> Fit:
     return Fit(None, (), trouble, {}, (), (), 0)
 
@@ -242,7 +255,7 @@ def request_for(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
         gpu_memory_utilization=float(share) if isinstance(share, int | float) else None,
-        kv_cache_memory=_cpu_kv(environment) if on_cpu else _kv_bytes(values.get("kv_cache_memory_bytes")),
+        kv_cache_memory=cpu_kv_bytes(environment) if on_cpu else _kv_bytes(values.get("kv_cache_memory_bytes")),
         kv_cache_dtype=str(values.get("kv_cache_dtype") or "auto"),
         max_model_len=_size(values, "max_model_len"),
         max_num_seqs=_size(values, "max_num_seqs"),
@@ -260,7 +273,8 @@ def request_for(
     )
 
 
-def _cpu_kv(environment: Mapping[str, str]) -> int:
+def cpu_kv_bytes(environment: Mapping[str, str]) -> int:
+    """What an engine on a CPU takes for its KV cache. ValueError for a size that can't be read."""
     text = environment.get(CPU_KV_VARIABLE, "")
     try:
         return int(float(text or CPU_KV_GIB) * GIB) or int(CPU_KV_GIB * GIB)

@@ -5,33 +5,37 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
 
+from console.catalog.models import Copy
 from console.common import live
+from console.common.errors import Refused
 from console.common.states import move
-from console.deployments import services
+from console.deployments import claims, rooms, services
 from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
 from console.fleet import desired
+from console.fleet.models import Engine
+from console.jobs import services as jobs
 from console.jobs.copy_checks import store_damage, store_verification, trim_result, verify_payload
 from console.jobs.kinds import JobHandler, RunAgain, register
 from console.jobs.models import Job, Step
-from workers.contracts import StepKind
+from workers.contracts import Level, StepKind
 
 BRING_UP = (StepKind.LAUNCH, StepKind.LISTENING, StepKind.VALIDATE, StepKind.WARMUP)
 
 
 class BringUpHandler(JobHandler):
-    """Deploy and restart: both end with an instance that is ready."""
+    """Deploy and restart: both end with instances that are ready, brought up one after the other."""
 
     def payload(self, step: Step) -> dict[str, Any]:
         """Ports promised to others, and the start number, as they are now."""
         payload = dict(step.payload)
-        instance = instance_of(step.job)
+        instance = instance_at(step)
         if step.kind == StepKind.PREFLIGHT:
             others = Instance.objects.filter(host=step.host).exclude(pk=instance.pk).exclude(port=None)
             payload["reserved_ports"] = list(
                 others.exclude(state__in=("stopped", "crashed")).values_list("port", flat=True)
             )
         elif step.kind == StepKind.VERIFY:
-            payload = verify_payload(instance.spec.copy, launch=True)
+            payload = verify_payload(instance.copy, launch=True)
         elif step.kind in BRING_UP:
             payload["start"] = instance.start
         return payload
@@ -39,18 +43,18 @@ class BringUpHandler(JobHandler):
     def before_step(self, step: Step) -> None:
         """The launch step waits for what the desired state orders: order it now."""
         if step.kind == StepKind.LAUNCH:
-            instance = instance_of(step.job)
+            instance = instance_at(step)
             instance.ordered = instance.run = True
             instance.save(update_fields=["ordered", "run"])
             desired.change(instance.host)
 
     def step_succeeded(self, step: Step) -> None:
         """Take over the port, the verification, and readiness."""
-        instance = instance_of(step.job)
+        instance = instance_at(step)
         if step.kind == StepKind.PREFLIGHT:
             self._take_port(instance, step.result["port"])
         elif step.kind == StepKind.VERIFY:
-            store_verification(instance.spec.copy, step.result, job=step.job_id)
+            store_verification(instance.copy, step.result, job=step.job_id)
             trim_result(step)
         elif step.kind == StepKind.WARMUP:
             self._ready(instance)
@@ -78,68 +82,121 @@ class BringUpHandler(JobHandler):
         services.settle(job.about)
 
     def job_failed(self, job: Job, step: Step) -> None:
-        """Free the device: a process whose start failed is stopped, not left half alive."""
-        instance = instance_of(job)
+        """Free the devices: a process whose start failed is stopped, not left half alive. Replicas that are ready serve on."""
+        instance = instance_at(step)
         failure = step.failure or {}
         instance.failure = failure
         instance.save(update_fields=["failure"])
         if step.kind == StepKind.VERIFY:
-            store_damage(instance.spec.copy, failure, job=job.pk)
-        _give_up(instance, reason=failure.get("message", ""))
+            store_damage(instance.copy, failure, job=job.pk)
+        _give_up_unready(job, reason=failure.get("message", ""))
         deployment = Deployment.objects.get(pk=job.about)
         if deployment.state == "deploying":
-            move(deployment, to="failed", reason=failure.get("message", ""))
+            if deployment.instances.filter(run=True, state="ready").exists():
+                services.settle(deployment.pk)
+            else:
+                move(deployment, to="failed", reason=failure.get("message", ""))
             live.changed("deployment", deployment.pk)
 
     def job_cancelled(self, job: Job) -> None:
-        """Stop what was being started."""
-        _give_up(instance_of(job), reason=_("cancelled"))
+        """Stop what was being started; replicas that are ready serve on."""
+        _give_up_unready(job, reason=_("cancelled"))
         deployment = Deployment.objects.get(pk=job.about)
-        if deployment.state == "deploying":
+        serves = deployment.instances.filter(run=True, state="ready").exists()
+        if deployment.state == "deploying" and not serves:
             move(deployment, to="stopping", reason=job.state_reason or _("cancelled"))
         services.settle(deployment.pk)
         live.changed("deployment", deployment.pk)
 
     def resume_from(self, step: Step) -> int:
-        """A failed start left no process: whatever failed after the launch, the launch comes first again."""
-        launch = step.job.steps.get(kind=StepKind.LAUNCH)
-        return min(step.position, launch.position)
+        """A failed start left no process: whatever failed after the launch, that instance's launch comes first again."""
+        instance = instance_at(step).pk
+        launches = [one for one in step.job.steps.filter(kind=StepKind.LAUNCH) if instance_at(one).pk == instance]
+        return min(step.position, launches[0].position)
 
     def before_retry(self, job: Job, step: Step) -> None:  # noqa: ARG002
-        """A new start of the same instance."""
-        instance = instance_of(job)
-        deployment = Deployment.objects.get(pk=job.about)
-        instance.start += 1
-        instance.bring_up, instance.failure, instance.restarts = "job", None, 0
-        instance.save(update_fields=["start", "bring_up", "failure", "restarts"])
-        if instance.state in ("stopped", "crashed"):
-            move(instance, to="starting", reason=_("retried"))
-        move(deployment, to="deploying", reason=_("retried"))
+        """New starts of the instances that were not ready, with claims anew: others may have taken their memory."""
+        for instance in instances_of(job):
+            if instance.bring_up == "job":
+                _start_again(instance)
+        move(Deployment.objects.get(pk=job.about), to="deploying", reason=_("retried"))
+
+
+def _start_again(instance: Instance) -> None:
+    claims.take_again(instance)
+    instance.start += 1
+    instance.failure, instance.restarts = None, 0
+    instance.save(update_fields=["start", "failure", "restarts"])
+    if instance.state in ("stopped", "crashed"):
+        move(instance, to="starting", reason=_("retried"))
+
+
+class RollingRestartHandler(BringUpHandler):
+    """Restart one instance after the other: one that has not had its turn goes on serving as it is."""
+
+    def before_step(self, step: Step) -> None:
+        """An instance's turn begins with its launch."""
+        instance = instance_at(step)
+        if step.kind == StepKind.LAUNCH and instance.bring_up == "agent":
+            instance.start += 1
+            instance.bring_up, instance.failure, instance.restarts = "job", None, 0
+            instance.save(update_fields=["start", "bring_up", "failure", "restarts"])
+            for to in ("restarting", "starting"):
+                if instance.state != to and instance.STATES.allows(instance.state, to):
+                    move(instance, to=to, reason=step.job.reason)
+                    break
+        super().before_step(step)
 
 
 class ChangeHandler(BringUpHandler):
-    """Change: the old engine serves until the new spec's files are verified, then the launch puts the new one in place."""
+    """Change: what serves goes on until the new spec's files are verified; then instance after instance is replaced.
+
+    Where there was room for both, a new instance comes up beside the old one, which is stopped once the new one is ready;
+    elsewhere the launch puts the new spec in the old instance's place.
+    """
 
     def payload(self, step: Step) -> dict[str, Any]:
         """Verification is of the new spec's files."""
         if step.kind == StepKind.VERIFY:
-            return verify_payload(_wanted_spec(step.job).copy, launch=True)
+            return verify_payload(_copy_wanted(step), launch=True)
         return super().payload(step)
 
     def before_step(self, step: Step) -> None:
-        """From the launch on, the new spec is the current one."""
+        """An old instance's turn: the launch swaps its spec, or the stop ends it."""
+        if step.kind == StepKind.STOP:
+            services.halt(instance_at(step))
+            return
         if step.kind == StepKind.LAUNCH:
-            instance, spec = instance_of(step.job), _wanted_spec(step.job)
+            instance, spec = instance_at(step), _wanted_spec(step.job)
             if instance.spec_id != spec.pk:
-                self._swap(instance, spec)
+                self._swap(instance, spec, step.job)
         super().before_step(step)
 
-    def _swap(self, instance: Instance, spec: Spec) -> None:
+    def _there(self, instance: Instance, spec: Spec) -> tuple[Copy | None, Engine | None]:
+        """The new spec's files and engine on the instance's host; none of its own where that is the spec's host."""
+        if instance.host_id == spec.host_id:
+            return None, None
+        sites = rooms.sites_of(spec.copy, spec.engine, here_only=False)
+        site = next((one for one in sites if one.host.pk == instance.host_id), None)
+        return (site.copy, site.engine) if site else (instance.own_copy, instance.own_engine)
+
+    def _claim(self, instance: Instance, job: Job) -> None:
+        """Room was there when the change was asked for. If it is gone, the old claim stays and the start decides."""
+        try:
+            claims.take_again(instance)
+        except Refused as refusal:
+            jobs.note(job, str(refusal), level=Level.WARNING)
+
+    def _swap(self, instance: Instance, spec: Spec, job: Job) -> None:
         instance.spec = spec
+        instance.own_copy, instance.own_engine = self._there(instance, spec)
+        self._claim(instance, job)
         instance.start += 1
         instance.bring_up, instance.failure, instance.restarts = "job", None, 0
         instance.port = spec.port or instance.port
-        instance.save(update_fields=["spec", "start", "bring_up", "failure", "restarts", "port"])
+        instance.save(
+            update_fields=["spec", "own_copy", "own_engine", "start", "bring_up", "failure", "restarts", "port"]
+        )
         Deployment.objects.filter(pk=instance.deployment_id).update(current_spec=spec)
         if instance.STATES.allows(instance.state, "restarting"):
             move(instance, to="restarting", reason=_("spec %(number)d") % {"number": spec.number})
@@ -147,44 +204,71 @@ class ChangeHandler(BringUpHandler):
             move(instance, to="starting", reason=_("spec %(number)d") % {"number": spec.number})
 
     def step_succeeded(self, step: Step) -> None:
-        """What the verification found belongs to the new spec's files."""
+        """The first new instance that is ready makes its spec the current one; an old one that ended is forgotten."""
         if step.kind == StepKind.VERIFY:
-            store_verification(_wanted_spec(step.job).copy, step.result, job=step.job_id)
+            store_verification(_copy_wanted(step), step.result, job=step.job_id)
             trim_result(step)
             return
+        if step.kind == StepKind.STOP:
+            forget(instance_at(step), reason=_("replaced"))
+            return
+        if step.kind == StepKind.WARMUP:
+            Deployment.objects.filter(pk=step.job.about).update(current_spec=_wanted_spec(step.job))
         super().step_succeeded(step)
 
     def job_failed(self, job: Job, step: Step) -> None:
-        """Before the launch nothing was touched: the old engine goes on serving."""
-        spec = _wanted_spec(job)
-        if instance_of(job).spec_id == spec.pk:
-            super().job_failed(job, step)
-            return
+        """Before the first swap nothing was touched: what serves goes on serving."""
         if step.kind == StepKind.VERIFY:
-            store_damage(spec.copy, step.failure or {}, job=job.pk)
-        self._leave_as_it_was(job)
+            store_damage(_copy_wanted(step), step.failure or {}, job=job.pk)
+        if step.kind == StepKind.STOP or not _touched(job):
+            self._leave_as_it_was(job, reason=(step.failure or {}).get("message", ""))
+        else:
+            super().job_failed(job, step)
 
     def job_cancelled(self, job: Job) -> None:
-        """Before the launch, a cancelled change leaves what serves alone."""
-        if instance_of(job).spec_id == _wanted_spec(job).pk:
+        """Before the first swap, a cancelled change leaves what serves alone."""
+        if _touched(job):
             super().job_cancelled(job)
         else:
-            self._leave_as_it_was(job)
+            self._leave_as_it_was(job, reason=_("cancelled"))
 
-    def _leave_as_it_was(self, job: Job) -> None:
+    def _leave_as_it_was(self, job: Job, *, reason: str) -> None:
+        spec = _wanted_spec(job).pk
+        for instance in instances_of(job):
+            if instance.spec_id == spec and instance.bring_up == "job":
+                _give_up(instance, reason=reason)
         services.settle(job.about)
         live.changed("deployment", job.about)
 
     def resume_from(self, step: Step) -> int:
-        """A change whose files were not sound begins with them again."""
-        return step.position if step.kind == StepKind.VERIFY else super().resume_from(step)
+        """A change whose files were not sound, or whose old instance didn't stop, begins there again."""
+        return step.position if step.kind in (StepKind.VERIFY, StepKind.STOP) else super().resume_from(step)
 
-    def before_retry(self, job: Job, step: Step) -> None:
-        """A new start, if the new spec was in place already."""
-        if instance_of(job).spec_id == _wanted_spec(job).pk:
-            super().before_retry(job, step)
-        else:
-            move(Deployment.objects.get(pk=job.about), to="deploying", reason=_("retried"))
+    def before_retry(self, job: Job, step: Step) -> None:  # noqa: ARG002
+        """A new start of each instance of the new spec that was not ready; the others are left alone."""
+        spec = _wanted_spec(job).pk
+        for instance in instances_of(job):
+            if instance.spec_id == spec and instance.bring_up == "job":
+                _start_again(instance)
+        move(Deployment.objects.get(pk=job.about), to="deploying", reason=_("retried"))
+
+
+def _touched(job: Job) -> bool:
+    """True once an old instance was swapped: from then on a failed start is the deployment's."""
+    spec = _wanted_spec(job)
+    swapped = [
+        one for one in instances_of(job) if one.spec_id == spec.pk and one.pk not in job.payload.get("fresh", [])
+    ]
+    return bool(swapped) or Deployment.objects.filter(pk=job.about, current_spec=spec).exists()
+
+
+def _copy_wanted(step: Step) -> Copy:
+    """The new spec's files on the host of the step's instance."""
+    instance, spec = instance_at(step), _wanted_spec(step.job)
+    if instance.spec_id == spec.pk:
+        return instance.copy
+    here = spec.copy.revision.copies.filter(host_id=instance.host_id).order_by("pk").first()
+    return spec.copy if instance.host_id == spec.host_id or here is None else here
 
 
 def _wanted_spec(job: Job) -> Spec:
@@ -218,11 +302,30 @@ class StopHandler(JobHandler):
             move(deployment, to="stopping", reason=_("retried"))
 
 
-def instance_of(job: Job) -> Instance:
-    """The instance that a deploy or restart job is about."""
-    return Instance.objects.select_related("spec__copy__revision__model__origin", "host", "deployment").get(
-        pk=job.payload["instance"]
-    )
+_RELATED = (
+    "spec__copy__revision__model__origin", "spec__engine", "spec__host", "own_copy__revision__model__origin",
+    "own_engine", "host", "deployment",
+)  # fmt: skip
+
+
+def instance_at(step: Step) -> Instance:
+    """The instance that a step of a deploy, restart or change job is about."""
+    owners = step.job.payload.get("owners")
+    pk = owners[step.position - 1] if owners else step.job.payload["instance"]
+    return Instance.objects.select_related(*_RELATED).get(pk=pk)
+
+
+def instances_of(job: Job) -> list[Instance]:
+    """All instances that a job is about, in the order of their turns."""
+    pks = job.payload.get("instances") or [job.payload["instance"]]
+    found = {one.pk: one for one in Instance.objects.select_related(*_RELATED).filter(pk__in=pks)}
+    return [found[pk] for pk in pks if pk in found]
+
+
+def _give_up_unready(job: Job, *, reason: str) -> None:
+    for instance in instances_of(job):
+        if instance.bring_up == "job":
+            _give_up(instance, reason=reason)
 
 
 def _give_up(instance: Instance, *, reason: str) -> None:
@@ -248,5 +351,6 @@ def register_handlers() -> None:
     """Called once, when the app is ready."""
     register("deploy", BringUpHandler())
     register("restart", BringUpHandler())
+    register("rolling_restart", RollingRestartHandler())
     register("change", ChangeHandler())
     register("stop", StopHandler())

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from console.access.models import Owned, User
 from console.catalog.models import Copy, Revision
 from console.common.states import LOOKS, Look, Stateful, StateTable
-from console.fleet.models import Engine, Host
+from console.fleet.models import Device, Engine, Host
 
 DEPLOYMENT_STATES = StateTable(
     {
@@ -97,6 +97,8 @@ class Spec(models.Model):
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="specs")
     devices: Any = models.JSONField(default=list)
     """Uuids of the host's devices that the engine may use; empty: placement chooses."""
+    placement: Any = models.JSONField(default=dict)
+    """`console.deployments.placement.Rule` without what the columns around it say: strategy, labels."""
     replicas = models.PositiveIntegerField(default=1)
     """How many engines should serve this side by side."""
     port = models.PositiveIntegerField(null=True)
@@ -130,6 +132,9 @@ class Instance(Stateful):
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="instances")
     spec = models.ForeignKey(Spec, on_delete=models.PROTECT, related_name="instances")
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="instances")
+    own_copy = models.ForeignKey(Copy, null=True, on_delete=models.PROTECT, related_name="+")
+    own_engine = models.ForeignKey(Engine, null=True, on_delete=models.PROTECT, related_name="+")
+    """Set where placement put it on another host than its spec names: the same files and the same engine there."""
     number = models.PositiveIntegerField()
     """Counts from 1 in each deployment, for people: "instance #2"."""
     port = models.PositiveIntegerField(null=True)
@@ -160,6 +165,16 @@ class Instance(Stateful):
         return f"{self.deployment} #{self.number}"
 
     @property
+    def copy(self) -> Copy:
+        """The files it serves, on its own host."""
+        return self.own_copy or self.spec.copy
+
+    @property
+    def engine(self) -> Engine:
+        """The engine it runs, on its own host."""
+        return self.own_engine or self.spec.engine
+
+    @property
     def was_ready(self) -> bool:
         """True once a start of it has been ready: what never was, didn't turn bad."""
         return self.bring_up == "agent"
@@ -173,6 +188,27 @@ class Instance(Stateful):
     def shown_look(self) -> Look:
         """How it is shown, the host's silence considered."""
         return LOOKS["unknown"] if self.is_unknown else self.look
+
+
+class Claim(models.Model):
+    """Memory of one device that an instance has been promised. It counts while the instance is in a running state.
+
+    So nothing has to give it back: an instance is only said to be stopped when its host has seen the memory again.
+    """
+
+    instance = models.ForeignKey(Instance, on_delete=models.CASCADE, related_name="claims")
+    device = models.ForeignKey(Device, on_delete=models.CASCADE, related_name="claims")
+    nbytes = models.BigIntegerField()
+    why = models.TextField(blank=True)
+    """Why this device, as placement explained it."""
+    made_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["instance", "device"]
+        constraints = [models.UniqueConstraint(fields=["instance", "device"], name="one_claim_per_device")]
+
+    def __str__(self) -> str:
+        return f"{self.instance} on {self.device}: {self.nbytes} bytes"
 
 
 class Attempt(models.Model):

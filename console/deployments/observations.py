@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from console.common import live
 from console.common.secrets import decrypt
 from console.common.states import move
-from console.deployments import golden, handlers, public, services, what_changed
+from console.deployments import claims, golden, handlers, public, services, what_changed
 from console.deployments.models import Attempt, Instance, Spec
 from console.fleet.models import Host
 from workers.contracts import (
@@ -49,11 +49,11 @@ def order(instance: Instance) -> InstanceOrder:
         instance=instance.uuid,
         deployment=instance.deployment.name,
         spec=spec.number,
-        engine=spec.engine.key,
-        model_path=spec.copy.path,
+        engine=instance.engine.key,
+        model_path=instance.copy.path,
         served_model_names=public.served_names(instance.deployment),
-        arguments=spec.arguments,
-        environment=spec.environment | visible_devices(spec),
+        arguments=claims.arguments_of(instance),
+        environment=spec.environment | claims.environment_of(instance),
         sealed_environment={"VLLM_API_KEY": seal(instance.host.public_key, decrypt(instance.deployment.api_key))},
         port=instance.port or 0,
         run=instance.run,
@@ -66,17 +66,11 @@ def order(instance: Instance) -> InstanceOrder:
     )
 
 
-def visible_devices(spec: Spec) -> dict[str, str]:
-    """Variables that keep an engine on the GPUs chosen for it, by their index in PCI order, as NVML counts."""
-    indices = spec.host.devices.filter(uuid__in=spec.devices, kind="gpu").values_list("index", flat=True)
-    chosen = ",".join(str(index) for index in sorted(indices)) if spec.devices else ""
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": chosen} if chosen else {}
-
-
 def orders(host: Host) -> dict[str, list[InstanceOrder]]:
     """Contribution to a host's desired state."""
-    ordered = Instance.objects.filter(host=host, ordered=True).select_related(
-        "deployment", "spec__engine", "spec__copy", "host"
+    related = ("deployment", "spec__engine", "spec__copy", "own_engine", "own_copy", "host")
+    ordered = (
+        Instance.objects.filter(host=host, ordered=True).select_related(*related).prefetch_related("claims__device")
     )
     return {"instances": [order(instance) for instance in ordered if instance.port]}
 

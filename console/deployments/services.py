@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -17,8 +17,9 @@ from console.common import live
 from console.common.errors import Refused
 from console.common.secrets import decrypt, encrypt
 from console.common.states import move
-from console.deployments import arguments_check
+from console.deployments import arguments_check, claims
 from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
+from console.deployments.rooms import Site
 from console.fleet import desired
 from console.fleet.models import Engine, Host
 from console.jobs import services as jobs
@@ -34,8 +35,6 @@ VALIDATE_SECONDS = 600
 WARMUP_SECONDS = 900
 STOP_SECONDS = 300
 GRACE_SECONDS = 20
-MOST_PLACED = 1
-"""Replicas that can be placed. The spec holds what is wanted, so that placement over hosts only has to raise this."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,7 @@ def create(
     copy: Copy,
     engine: Engine,
     devices: Sequence[str] = (),
+    placement: dict[str, Any] | None = None,
     replicas: int = 1,
     arguments: list[str],
     environment: dict[str, str],
@@ -65,16 +65,17 @@ def create(
     actor: User | None,
     idempotency_key: str,
 ) -> Job:
-    """Create a deployment with its first spec and one instance, and start the deploy job.
+    """Create a deployment with its first spec and its replicas' claims and instances, and start the deploy job.
 
-    `devices` are uuids of the host's devices that the engine may use; none: placement chooses.
+    `devices` are uuids of the host's devices that the engine may use; none: placement chooses, as `Spec.placement` says.
+    Refused, with nothing created, when the replicas don't find room beside what others claim.
     The same `idempotency_key` again returns the job that the first call made: a second click starts nothing.
     """
     if known := Job.objects.filter(idempotency_key=idempotency_key).first():
         return known
     arguments_check.refuse_guarded(arguments, engine=engine, actor=actor)
     check_fits_together(copy, engine, port)
-    check_placement(copy.host, devices=devices, replicas=replicas)
+    check_placement(copy.host, devices=devices, replicas=replicas, port=port)
     try:
         with transaction.atomic():
             deployment = Deployment.objects.create(
@@ -91,6 +92,7 @@ def create(
                 engine=engine,
                 host=copy.host,
                 devices=list(devices),
+                placement=placement or {},
                 replicas=replicas,
                 port=port,
                 arguments=arguments,
@@ -135,33 +137,81 @@ def _deploy(deployment: Deployment, *, actor: User | None, reason: str, idempote
     if spec is None:
         raise Refused(_("%(name)s has no spec yet.") % {"name": deployment})
     check_copy(spec)
-    instance = _instance_for(deployment, spec)
+    instances = new_instances(deployment, spec, claims.place(spec))
     move(deployment, to="deploying", reason=reason, actor=actor)
+    steps = StepsOfInstances()
+    for instance in instances:
+        steps.add(
+            instance, *preparation(instance, verified=steps.verified), *bring_up(instance, spec.start_deadline_seconds)
+        )
     job = jobs.create(
         kind="deploy",
         title=_("Deploy %(name)s") % {"name": deployment},
-        host=spec.host,
-        steps=[
-            PlannedStep(StepKind.PREFLIGHT, _preflight(spec), PREFLIGHT_SECONDS),
-            verify_step(spec.copy),
-            *bring_up(instance, spec.start_deadline_seconds),
-        ],
+        host=instances[0].host,
+        steps=steps.planned,
         actor=actor,
         subject=("deployment", deployment.pk),
         reason=reason,
-        payload={"instance": instance.pk},
+        payload=steps.payload,
         idempotency_key=idempotency_key,
     )
     live.changed("deployment", deployment.pk)
     return job
 
 
-def _instance_for(deployment: Deployment, spec: Spec) -> Instance:
-    """The stopped instance of this spec, to be started again, or a new one."""
-    instance = deployment.instances.filter(spec=spec, state__in=("stopped", "crashed"), ordered=False).first()
+@dataclass
+class StepsOfInstances:
+    """Steps of a job that brings up several instances one after the other, and which step belongs to which of them."""
+
+    planned: list[PlannedStep] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
+    verified: set[int] = field(default_factory=set)
+    """Copies that an earlier step verifies."""
+
+    def add(self, instance: Instance, *steps: PlannedStep) -> None:
+        """Append steps of an instance; they run on its host."""
+        self.planned += [replace(step, host=step.host or instance.host) for step in steps]
+        self.owners += [instance.pk] * len(steps)
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """What the job's handler reads: the instances, and the owner of the step at each position."""
+        instances = list(dict.fromkeys(self.owners))
+        return {"instance": instances[0], "instances": instances, "owners": self.owners}
+
+
+def preparation(instance: Instance, *, verified: set[int]) -> list[PlannedStep]:
+    """The steps before a launch. A copy that `verified` names is verified by then; this one's is added to it."""
+    steps = [PlannedStep(StepKind.PREFLIGHT, _preflight(instance), PREFLIGHT_SECONDS)]
+    if instance.copy.pk not in verified:
+        verified.add(instance.copy.pk)
+        steps.append(verify_step(instance.copy))
+    return steps
+
+
+def new_instances(deployment: Deployment, spec: Spec, places: Sequence[claims.Place]) -> list[Instance]:
+    """Instances of a spec with their claims: stopped ones of the same spec and host come up again, the rest are new."""
+    used: list[int] = []
+    for place in places:
+        instance = _instance_for(deployment, spec, place.site, besides=used)
+        claims.take(instance, place)
+        used.append(instance.pk)
+    related = ("host", "deployment", "spec__copy__revision__model__origin", "own_copy__revision__model__origin",
+               "spec__engine", "own_engine", "spec__host")  # fmt: skip
+    found = {one.pk: one for one in Instance.objects.filter(pk__in=used).select_related(*related)}
+    return [found[pk] for pk in used]
+
+
+def _instance_for(deployment: Deployment, spec: Spec, site: Site, *, besides: Sequence[int]) -> Instance:
+    idle = deployment.instances.filter(spec=spec, host=site.host, state__in=("stopped", "crashed"), ordered=False)
+    instance = idle.exclude(pk__in=besides).order_by("number").first()
     if instance is None:
         number = (deployment.instances.aggregate(last=Max("number"))["last"] or 0) + 1
-        return Instance.objects.create(deployment=deployment, spec=spec, host=spec.host, number=number, run=False)
+        elsewhere = site.host.pk != spec.host_id
+        return Instance.objects.create(
+            deployment=deployment, spec=spec, host=site.host, number=number, run=False,
+            own_copy=site.copy if elsewhere else None, own_engine=site.engine if elsewhere else None,
+        )  # fmt: skip
     instance.start += 1
     instance.bring_up, instance.failure, instance.restarts, instance.port = "job", None, 0, None
     instance.save(update_fields=["start", "bring_up", "failure", "restarts", "port"])
@@ -169,14 +219,14 @@ def _instance_for(deployment: Deployment, spec: Spec) -> Instance:
     return instance
 
 
-def _preflight(spec: Spec) -> dict[str, Any]:
+def _preflight(instance: Instance) -> dict[str, Any]:
     return PreflightPayload(
-        engine=spec.engine.key,
-        model_path=spec.copy.path,
-        port=spec.port,
-        port_range=(spec.host.port_first, spec.host.port_last),
-        environment=spec.environment,
-        arguments=spec.arguments,
+        engine=instance.engine.key,
+        model_path=instance.copy.path,
+        port=instance.spec.port,
+        port_range=(instance.host.port_first, instance.host.port_last),
+        environment=instance.spec.environment,
+        arguments=claims.arguments_of(instance),
     ).model_dump(mode="json")
 
 
@@ -199,6 +249,7 @@ def restart(instance: Instance, *, actor: User | None, reason: str) -> Job:
         _refuse_while_busy(deployment)
         if not instance.ordered:
             raise Refused(_("%(name)s does not run. Start its deployment instead.") % {"name": instance})
+        claims.take_again(instance)
         instance.start += 1
         instance.run, instance.bring_up, instance.failure, instance.restarts = True, "job", None, 0
         instance.save(update_fields=["start", "run", "bring_up", "failure", "restarts"])
@@ -229,6 +280,36 @@ def restart(instance: Instance, *, actor: User | None, reason: str) -> Job:
         )
 
 
+def restart_all(deployment: Deployment, *, actor: User | None, reason: str) -> Job:
+    """Restart a deployment's instances one after the other: the next one ends only when the one before serves again."""
+    with transaction.atomic():
+        deployment = Deployment.objects.select_for_update().get(pk=deployment.pk)
+        _refuse_while_busy(deployment)
+        running = list(
+            deployment.instances.filter(ordered=True, run=True).select_related("host", "spec").order_by("number")
+        )
+        if not running:
+            raise Refused(_("Nothing of %(name)s runs. Start it instead.") % {"name": deployment})
+        steps = StepsOfInstances()
+        for instance in running:
+            steps.add(instance, *bring_up(instance, instance.spec.start_deadline_seconds))
+        move(deployment, to="deploying", reason=reason, actor=actor)
+        access.record(
+            actor=actor, action="deployment.restart", target=deployment.name, target_url=_url(deployment), reason=reason
+        )
+        live.changed("deployment", deployment.pk)
+        return jobs.create(
+            kind="rolling_restart",
+            title=_("Restart %(name)s, one instance at a time") % {"name": deployment},
+            host=running[0].host,
+            steps=steps.planned,
+            actor=actor,
+            subject=("deployment", deployment.pk),
+            reason=reason,
+            payload=steps.payload,
+        )
+
+
 def stop(deployment: Deployment, *, actor: User | None, reason: str) -> Job:
     """Stop all instances of a deployment; jobs that would bring some up are cancelled first."""
     with transaction.atomic():
@@ -249,12 +330,8 @@ def stop(deployment: Deployment, *, actor: User | None, reason: str) -> Job:
             title=_("Stop %(name)s") % {"name": deployment},
             host=instance.host,
             steps=[
-                PlannedStep(
-                    StepKind.STOP,
-                    StopPayload(instance=one.uuid, grace_seconds=GRACE_SECONDS).model_dump(mode="json"),
-                    STOP_SECONDS,
-                )
-                for one in deployment.instances.filter(ordered=True)
+                stop_step(one)
+                for one in deployment.instances.filter(ordered=True).select_related("host").order_by("number")
             ],
             actor=actor,
             subject=("deployment", deployment.pk),
@@ -262,6 +339,12 @@ def stop(deployment: Deployment, *, actor: User | None, reason: str) -> Job:
         )
         live.changed("deployment", deployment.pk)
     return job
+
+
+def stop_step(instance: Instance) -> PlannedStep:
+    """The step that waits until an instance's last process has ended and its memory is back."""
+    payload = StopPayload(instance=instance.uuid, grace_seconds=GRACE_SECONDS).model_dump(mode="json")
+    return PlannedStep(StepKind.STOP, payload, STOP_SECONDS, host=instance.host)
 
 
 def _halt_all(deployment: Deployment) -> Instance:
@@ -299,15 +382,18 @@ def delete(deployment: Deployment, *, actor: User | None, reason: str) -> None:
 
 
 def endpoint(deployment: Deployment) -> Endpoint | None:
-    """Address, key and model name of a ready instance; None while there is none."""
-    instance = deployment.instances.filter(state="ready").exclude(port=None).order_by("number").first()
-    if instance is None:
-        return None
-    return Endpoint(
-        url=f"http://{instance.host.facts.get('address', '127.0.0.1')}:{instance.port}",
-        key=decrypt(deployment.api_key),
-        model=deployment.name,
-    )
+    """Address, key and model name of the first ready instance; None while there is none."""
+    return next(iter(endpoints(deployment)), None)
+
+
+def endpoints(deployment: Deployment) -> list[Endpoint]:
+    """One for each ready instance, in their order. All have the deployment's key and name."""
+    ready = deployment.instances.filter(state="ready").exclude(port=None).select_related("host").order_by("number")
+    key = decrypt(deployment.api_key)
+    return [
+        Endpoint(f"http://{one.host.facts.get('address', '127.0.0.1')}:{one.port}", key, deployment.name)
+        for one in ready
+    ]
 
 
 def command_line(spec: Spec) -> list[str]:
@@ -383,6 +469,9 @@ def _state_of(deployment: Deployment, instances: list[Instance], *, busy: bool) 
     if busy or deployment.state in ("stopped", "draft"):
         return deployment.state, ""
     ready = [one for one in wanted if one.state == "ready"]
+    expected = deployment.current_spec.replicas if deployment.current_spec else 1
+    if ready and len(ready) == len(wanted) < expected:
+        return "degraded", _("%(ready)d of %(all)d replicas are there") % {"ready": len(ready), "all": expected}
     if wanted and len(ready) == len(wanted):
         return "serving", _("all instances are ready")
     if ready or any(one.state not in ("stopped", "crashed") for one in wanted):
@@ -396,21 +485,19 @@ def _refuse_while_busy(deployment: Deployment) -> None:
         raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
 
 
-def check_placement(host: Host, *, devices: Sequence[str], replicas: int) -> None:
-    """Refuse devices that the host hasn't, and more replicas than can be placed."""
-    known = set(host.devices.filter(uuid__in=devices).values_list("uuid", flat=True))
+def check_placement(host: Host, *, devices: Sequence[str], replicas: int, port: int | None = None) -> None:
+    """Refuse devices that the host hasn't (any more), and one port for several replicas."""
+    known = set(host.devices.filter(uuid__in=devices, lost_at=None).values_list("uuid", flat=True))
     if gone := [uuid for uuid in devices if uuid not in known]:
         raise Refused(
             _("%(host)s has no device %(uuid)s any more. Choose again.") % {"host": host, "uuid": gone[0]},
             field="devices",
         )
-    if replicas > MOST_PLACED:
+    if replicas > 1 and port is not None:
         raise Refused(
-            _(
-                "%(count)d replicas are wanted; one can be placed. Deploy it with 1, and a second time under another name."
-            )
-            % {"count": replicas},
-            field="replicas",
+            _("%(count)d replicas can't share port %(port)d. Leave it empty: each takes a free one.")
+            % {"count": replicas, "port": port},
+            field="port",
         )
 
 

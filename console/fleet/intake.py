@@ -53,7 +53,11 @@ def refuse_new_work(host: Host, kind: str) -> None:
             )
             % {"host": host, "old": host.contract, "oldest": OLDEST_CONTRACT}
         )
-    if kind in UPKEEP or host.state == "accepting" or (host.state == "paused" and kind == "restart"):
+    if (
+        kind in UPKEEP
+        or host.state == "accepting"
+        or (host.state == "paused" and kind in ("restart", "rolling_restart"))
+    ):
         return
     why = f" ({host.state_reason})" if host.state_reason else ""
     if host.state == "paused":

@@ -49,6 +49,8 @@ class Host(Owned, Stateful):
     """True while a rotation waits that renews the key pair, too."""
     join_token_sha256 = models.CharField(max_length=64, blank=True)
     join_token_expires_at = models.DateTimeField(null=True)
+    labels: Any = models.JSONField(default=dict)
+    """What people say of it, name to value (`zone` to `a`); placement can ask for it."""
     port_first = models.PositiveIntegerField(default=18000)
     port_last = models.PositiveIntegerField(default=18999)
     agent_version = models.CharField(max_length=40, blank=True)
