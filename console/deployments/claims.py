@@ -120,7 +120,7 @@ def _refusal(spec: Spec, rule: Rule, decision: Decision) -> str:
         "left": readable_bytes(left),
     }  # fmt: skip
     if holders := _holders(spec, nearest.host, nearest.device):
-        text += " " + _("%(names)s claim the rest: stop one, or choose other devices or a smaller share.") % {
+        text += " " + _("The rest is claimed by %(names)s: stop one, or choose other devices or a smaller share.") % {
             "names": ", ".join(holders)
         }
     else:

@@ -8,6 +8,7 @@ from django.utils.translation import ngettext
 
 from console.common.spans import readable_bytes
 from console.deployments.fitting import Fit, Used
+from console.deployments.place_presentation import Places
 from workers.vllm.memory import Plan
 
 WIDE = 1000
@@ -177,12 +178,13 @@ def curve(fit: Fit) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def card(fit: Fit | None) -> dict[str, Any]:
+def card(fit: Fit | None, places: Places | None = None) -> dict[str, Any]:
     """Everything the card's template needs; `fit` None: model or engine isn't chosen yet."""
     if fit is None:
         return {"fit": None}
     return {
         "fit": fit,
+        "places": places,
         "plan": fit.plan,
         "verdict": verdict(fit),
         "bars": bars(fit),

@@ -19,6 +19,7 @@ from console.deployments.argument_fields import NOT_IN_FORM, PREFIX, UNSET, text
 from console.deployments.form_fields import environment_text, split_arguments
 from console.deployments.health_fields import health_texts
 from console.deployments.models import Spec
+from console.fleet import labels
 from console.fleet.models import Engine
 from workers.contracts import Probe, RestartPolicy
 from workers.vllm.arguments import ArgumentSchema, Finding, RefusedValueError, Value, format_value, presets, reserved
@@ -80,6 +81,8 @@ def of_spec(spec: Spec, *, schema: ArgumentSchema | None) -> Texts:
             "copy": str(spec.copy_id),
             "engine": str(spec.engine_id),
             "devices": list(spec.devices),
+            "placement": spec.placement.get("strategy", ""),
+            "labels": labels.text_of(spec.placement.get("labels", {})),
             "name": spec.deployment.name,
             "replicas": str(spec.replicas),
             "environment": environment_text(spec.environment),

@@ -113,7 +113,7 @@ def deployment_preview(request: HttpRequest) -> HttpResponse:
     """The command that will run, what is wrong with its arguments, and the fit card, while someone types."""
     form = _sent(request)
     form.is_valid()
-    context = {"preview": _preview(form), "card": fit_presentation.card(form.fit)}
+    context = {"preview": _preview(form), "card": fit_presentation.card(form.fit, form.places)}
     return render(request, "deployments/_preview_live.html", context)
 
 
@@ -245,7 +245,7 @@ def _context(form: DeployForm, *, changing: Deployment | None, command: str) -> 
         "page": FormPage(form),
         "folds": [Fold(titles[name], tuple(form[one] for one in names)) for name, names in FOLDS],
         "preview": _preview(form) if form.is_bound else {"kept": _kept(form)},
-        "card": fit_presentation.card(form.fit if form.is_bound else None),
+        "card": fit_presentation.card(form.fit, form.places) if form.is_bound else fit_presentation.card(None),
         "changing": changing,
         "command": command,
     }

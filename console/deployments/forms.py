@@ -19,9 +19,13 @@ from console.access.policies import Action
 from console.catalog.models import Copy
 from console.deployments import argument_fields, arguments_check, engine_schema, fitting
 from console.deployments.argument_fields import PREFIX, UNSET
+from console.deployments.claims import WIDE, as_placement
 from console.deployments.form_fields import CopyField, DevicesField, EngineField, EnvironmentField, split_arguments
 from console.deployments.health_fields import DEFAULT_PROBE, DEFAULT_RESTART, HealthFields, number_input
 from console.deployments.models import MOST_REPLICAS, NAME_PATTERN, Deployment
+from console.deployments.place_presentation import Places, places
+from console.deployments.placement import Rule
+from console.fleet.labels import LabelsField
 from console.fleet.models import Device, Engine
 from workers.contracts import Probe, RestartPolicy
 from workers.vllm.arguments import ArgumentSchema, Finding, Value, argv_from_values, guarded
@@ -74,6 +78,23 @@ class DeployForm(HealthFields):
         max_value=MOST_REPLICAS,
         help_text=_("How many engines serve this model side by side. Each needs its devices' memory for itself."),
         widget=number_input("1"),
+    )
+    placement = forms.ChoiceField(
+        label=_("Placement"),
+        required=False,
+        choices=[
+            ("", _("On this host, where there is most room")),
+            ("pack", _("Pack: fullest place that fits, on any host")),
+            ("spread", _("Spread: over hosts, fewest engines first")),
+            ("manual", _("By hand: only the devices chosen here")),
+        ],
+        help_text=_("Other hosts count if they have these files and this version of the engine."),
+    )
+    labels = LabelsField(
+        asks=True,
+        label=_("Labels of hosts"),
+        help_text=_("Only hosts that have all of them, such as zone=a; !spot leaves out those that have it."),
+        widget=forms.TextInput(attrs={"placeholder": "zone=a !spot", "autocomplete": "off", "spellcheck": "false"}),
     )
     arguments = forms.CharField(
         label=_("Other arguments"),
@@ -219,6 +240,7 @@ class DeployForm(HealthFields):
         self._refuse_twice()
         if engine is not None and "arguments" in data:
             self._check_arguments(data)
+        self._check_placement(data)
         self._check_fit(data)
         return data
 
@@ -288,6 +310,36 @@ class DeployForm(HealthFields):
             wanted=data.get("wanted"),
         )
 
+    def _check_placement(self, data: dict[str, Any]) -> None:
+        chosen, strategy = data.get("devices"), data.get("placement")
+        if strategy == "manual" and not chosen:
+            on_cpu = self.chosen_engine is not None and self.chosen_engine.platform == "cpu"
+            text = _now("A host has one CPU: nothing is to be chosen.") if on_cpu else _now("Choose devices below it.")
+            self.add_error("placement", text)
+        elif strategy in WIDE and chosen:
+            self.add_error("devices", _now("Choose no devices, or the placement “By hand”."))
+
+    @cached_property
+    def places(self) -> Places | None:
+        """Where the replicas would go, as far as the form is filled in."""
+        if self.fit is None or self.chosen_copy is None or self.chosen_engine is None:
+            return None
+        data = getattr(self, "cleaned_data", {})
+        chosen = tuple(device.uuid for device in data.get("devices") or ())
+        return places(
+            self.chosen_copy,
+            self.chosen_engine,
+            values=self.values() | (arguments_check.values_of(self.schema, self.words) if self.schema else {}),
+            environment=data.get("environment") or {},
+            rule=Rule(
+                data.get("placement") or ("manual" if chosen else "here"),
+                data.get("replicas") or 1,
+                data.get("labels") or {},
+                chosen,
+            ),
+            changing=self.changing,
+        )
+
     @property
     def has_doubts(self) -> bool:
         """True if a check found errors that a person may overrule."""
@@ -320,6 +372,7 @@ class DeployForm(HealthFields):
             "copy": data["copy"],
             "engine": data["engine"],
             "devices": [device.uuid for device in data["devices"]],
+            "placement": as_placement(data["placement"], data["labels"]),
             "replicas": data["replicas"] or 1,
             "arguments": self.argv(),
             "environment": data["environment"],

@@ -175,6 +175,11 @@ class Instance(Stateful):
         return self.own_engine or self.spec.engine
 
     @property
+    def holds_claims(self) -> bool:
+        """True while its claims count."""
+        return self.state in RUNNING_STATES
+
+    @property
     def was_ready(self) -> bool:
         """True once a start of it has been ready: what never was, didn't turn bad."""
         return self.bring_up == "agent"

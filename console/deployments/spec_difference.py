@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 from console.deployments import engine_schema, pasting
 from console.deployments.argument_fields import text_of
 from console.deployments.models import Spec
+from console.fleet import labels
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ def _facts(spec: Spec) -> dict[str, str]:
         _("Engine"): str(spec.engine),
         _("Host"): str(spec.host),
         _("Devices"): ", ".join(spec.devices) or _("automatic"),
+        _("Placement"): str(spec.placement.get("strategy") or _("automatic")),
+        _("Labels of hosts"): labels.text_of(spec.placement.get("labels", {})),
         _("Replicas"): str(spec.replicas),
         _("Port"): str(spec.port or _("automatic")),
     }

@@ -43,6 +43,7 @@ urlpatterns = [
     path("deployments/<int:pk>/fix/<slug:key>/", fix_views.deployment_fix, name="deployment_fix"),
     path("deployments/<int:pk>/key/", views.deployment_key, name="deployment_key"),
     path("deployments/<int:pk>/start/", views.deployment_start, name="deployment_start"),
+    path("deployments/<int:pk>/restart/", views.deployment_restart, name="deployment_restart"),
     path("deployments/<int:pk>/stop/", views.deployment_stop, name="deployment_stop"),
     path("deployments/<int:pk>/delete/", views.deployment_delete, name="deployment_delete"),
     path("deployments/<int:pk>/log/", instance_views.deployment_log_part, name="deployment_log_part"),

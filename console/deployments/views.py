@@ -97,7 +97,10 @@ def deployment_key(request: HttpRequest, pk: int) -> HttpResponse:
     """The endpoint card with its key, for those who may use it; each look is recorded."""
     deployment = find(request.user, pk, Action.OPERATE)
     found = annotations.reveal_key(deployment, actor=policies.require(request.user, Action.OPERATE))
-    context = {"deployment": deployment, "endpoint": _card(found, key=found.key) if found else None}
+    context = {
+        "deployment": deployment,
+        "endpoint": _card(found, key=found.key, others=services.endpoints(deployment)[1:]) if found else None,
+    }
     response = render(request, "deployments/_endpoint.html", context)
     response["Cache-Control"] = "no-store"
     return response
@@ -177,6 +180,33 @@ def deployment_start(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 @require_http_methods(["GET", "POST"])
+def deployment_restart(request: HttpRequest, pk: int) -> HttpResponse:
+    """Restart all of a deployment's instances, one at a time."""
+    deployment = find(request.user, pk, Action.OPERATE)
+    running = deployment.instances.filter(ordered=True, run=True).count()
+    turns = (
+        _(
+            "Its %(count)d engines end one at a time, the next once the one before is ready again; the others go on serving."
+        )
+        % {"count": running}
+        if running > 1
+        else _("Its only engine ends; until it is ready again, clients get no answer.")
+    )
+    context = {
+        "title": _("Restart %(name)s") % {"name": deployment},
+        "heading": _("Restart %(name)s, one instance at a time?") % {"name": deployment},
+        "consequences": [
+            turns,
+            _("Requests in flight on the one that ends have 20 s to finish. Each is validated and warmed up again."),
+            _("If one doesn't come up, the rest is left alone."),
+        ],
+        "button": _("Restart"),
+        "back": f"/deployments/{pk}/",
+    }
+    return ask(request, context, lambda user, reason: services.restart_all(deployment, actor=user, reason=reason))
+
+
+@require_http_methods(["GET", "POST"])
 def deployment_stop(request: HttpRequest, pk: int) -> HttpResponse:
     """Stop all of a deployment's instances."""
     deployment = find(request.user, pk, Action.OPERATE)
@@ -221,8 +251,11 @@ def deployment_delete(request: HttpRequest, pk: int) -> HttpResponse:
 
 def instance_rows(deployment: Deployment) -> QuerySet[Instance]:
     """A deployment's instances with what tables show of them."""
-    return deployment.instances.select_related("host", "deployment", "spec__engine").annotate(
-        attempt_count=Count("attempts")
+    related = ("host", "deployment", "spec__engine", "own_engine")
+    return (
+        deployment.instances.select_related(*related)
+        .prefetch_related("claims__device")
+        .annotate(attempt_count=Count("attempts"))
     )
 
 
@@ -258,11 +291,12 @@ def _endpoint_card(deployment: Deployment) -> dict[str, Any] | None:
     return _card(own, key=snippets.HIDDEN_KEY) if own else None
 
 
-def _card(endpoint: services.Endpoint, *, key: str) -> dict[str, Any]:
+def _card(endpoint: services.Endpoint, *, key: str, others: list[services.Endpoint]) -> dict[str, Any]:
     """What the endpoint card shows. The key itself is in it only if it was asked for."""
     shown = key != snippets.HIDDEN_KEY
     return {
         "url": endpoint.url,
+        "others": [one.url for one in others],
         "model": endpoint.model,
         "key": key if shown else "",
         "curl": snippets.curl(endpoint, key=key),

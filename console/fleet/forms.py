@@ -5,6 +5,7 @@ from django.core.validators import RegexValidator
 from django.utils.translation import gettext_lazy as _
 
 from console.common.forms import ReasonForm
+from console.fleet.labels import LabelsField
 from workers.contracts import HOST_NAME_PATTERN
 
 
@@ -35,6 +36,16 @@ class PortsForm(forms.Form):
         min_value=1024,
         max_value=65535,
         help_text=_("Each instance takes one. Ports below 1024 need rights that an agent should not have."),
+    )
+
+
+class HostLabelsForm(forms.Form):
+    """What people say of a host."""
+
+    labels = LabelsField(
+        label=_("Labels"),
+        help_text=_("name or name=value, separated by spaces. A deployment can ask for hosts that have one."),
+        widget=forms.TextInput(attrs={"placeholder": "zone=a spot", "autocomplete": "off", "spellcheck": "false"}),
     )
 
 

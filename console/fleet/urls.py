@@ -15,6 +15,7 @@ urlpatterns = [
     path("hosts/<int:pk>/credentials/", upkeep_views.host_credentials, name="host_credentials"),
     path("hosts/<int:pk>/remove/", upkeep_views.host_remove, name="host_remove"),
     path("api/hosts/join", api.join, name="host_join"),
+    path("hosts/<int:pk>/labels/", views.host_labels, name="host_labels"),
     path("hosts/<int:pk>/ports/", views.host_ports, name="host_ports"),
     path("api/hosts/bootstrap.py", api.bootstrap, name="host_bootstrap"),
     path("api/hosts/ca.pem", api.certificate_authority, name="host_authority"),

@@ -16,9 +16,9 @@ from console.access.policies import Action
 from console.common.errors import Refused
 from console.common.forms import add_refusal
 from console.common.parts import wants_part
-from console.fleet import agent_card, device_presentation, environment, joining, presentation, services
+from console.fleet import agent_card, device_presentation, environment, joining, labels, presentation, services
 from console.fleet.filters import HostFilter
-from console.fleet.forms import AddHostForm, PortsForm
+from console.fleet.forms import AddHostForm, HostLabelsForm, PortsForm
 from console.fleet.models import Engine, Host
 from console.fleet.upkeep_views import ask
 
@@ -175,6 +175,24 @@ def host_ports(request: HttpRequest, pk: int) -> HttpResponse:
         "consequences": [
             _("An instance that starts takes a free port of this range; one that runs keeps the port that it has."),
         ],
+    }
+    return ask(request, host, context)
+
+
+@require_http_methods(["GET", "POST"])
+def host_labels(request: HttpRequest, pk: int) -> HttpResponse:
+    """Change what people say of a host."""
+    host = policies.get(request.user, Host.objects.all(), Action.ADMINISTER, pk=pk)
+    form = HostLabelsForm(request.POST or None, initial={"labels": labels.text_of(host.labels)})
+    if request.method == "POST" and form.is_valid():
+        actor = policies.require(request.user, Action.ADMINISTER)
+        labels.set_labels(host, labels=form.cleaned_data["labels"], actor=actor)
+        return redirect("host_detail", pk=pk)
+    context = {
+        "form": form,
+        "title": _("Labels of %s") % host.name,
+        "button": _("Save"),
+        "consequences": [_("They count for what is placed from now on. What runs stays where it is.")],
     }
     return ask(request, host, context)
 

@@ -9,6 +9,7 @@ from console.jobs.models import JOB_STATES, Job
 JOB_KINDS = [
     ("deploy", _("Deploy")),
     ("restart", _("Restart")),
+    ("rolling_restart", _("Restart one at a time")),
     ("change", _("Change")),
     ("stop", _("Stop")),
     ("verify", _("Verify files")),

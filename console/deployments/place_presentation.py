@@ -1,0 +1,79 @@
+"""The table "why here, why not there": where the replicas of a form would go, and what every device has to say."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from console.catalog.models import Copy
+from console.deployments import rooms
+from console.deployments.claims import WIDE
+from console.deployments.models import Deployment
+from console.deployments.placement import Decision, Need, Rule, Verdict, decide
+from console.fleet.models import Engine
+from workers.vllm.arguments import Value
+
+
+@dataclass(frozen=True)
+class Places:
+    """A decision for the fit card. `note` says what the engine is told because of it; empty: nothing."""
+
+    decision: Decision
+    sentence: str
+    note: str
+
+    @property
+    def rows(self) -> Sequence[Verdict]:
+        """Taken ones first, then those with the most room."""
+        return sorted(self.decision.verdicts, key=lambda one: (not one.taken, one.need - one.free))
+
+
+def places(
+    copy: Copy,
+    engine: Engine,
+    *,
+    values: Mapping[str, Value],
+    environment: Mapping[str, str],
+    rule: Rule,
+    changing: Deployment | None,
+) -> Places | None:
+    """Where it would go now; None while that can't be said. The engines of a deployment that changes count as gone."""
+    try:
+        need = rooms.need_by_values(copy, engine, values, environment, shares=rule.strategy == "pack")
+    except ValueError:
+        return None  # the field that can't be read says so
+    sites = rooms.sites_of(copy, engine, here_only=rule.strategy not in WIDE)
+    found = rooms.rooms(sites, without=_own(changing))
+    if not rooms.needs_claim(found, rule):
+        return None
+    decision = decide(need, found, rule)
+    return Places(decision, _sentence(decision, rule), _note(need, decision, found))
+
+
+def _own(changing: Deployment | None) -> Collection[int]:
+    return list(changing.instances.filter(ordered=True).values_list("pk", flat=True)) if changing else []
+
+
+def _sentence(decision: Decision, rule: Rule) -> str:
+    if decision.holds:
+        hosts = len({choice.host for choice in decision.choices})
+        text = ngettext("%(count)d replica has its place", "%(count)d replicas have their places", rule.replicas)
+        on = ngettext("on %(hosts)d host.", "on %(hosts)d hosts.", hosts)
+        return f"{text % {'count': rule.replicas}} {on % {'hosts': hosts}}"
+    if not decision.choices:
+        return _("No device has room for it now.")
+    return _("There is room for %(there)d of %(count)d replicas.") % {
+        "there": len(decision.choices), "count": rule.replicas,
+    }  # fmt: skip
+
+
+def _note(need: Need, decision: Decision, found: Sequence[rooms.HostRoom]) -> str:
+    if not need.sized or not decision.choices:
+        return ""
+    first = decision.choices[0]
+    totals = {(host.pk, device.uuid): device.total for host in found for device in host.devices}
+    share = need.share_of(totals[first.host, first.devices[0]])
+    return _("It is started with --gpu-memory-utilization %(share)s, enough for %(count)d full requests at once, so that "
+             "others can share the device. Set the memory share yourself for more.") % {
+                 "share": f"{share:g}", "count": rooms.SHARED_REQUESTS}  # fmt: skip
