@@ -266,6 +266,8 @@ def change(
         if not planned.restarts:
             _put_in_place(deployment, spec)
             return None
+        if not set(planned.parts) & set(NEEDS_RESTART):
+            _put_in_place(deployment, spec)  # only the number of replicas: those that run, run by it already
         return _replace(deployment, spec, planned.turns, actor=actor, reason=reason, idempotency_key=idempotency_key)
 
 

@@ -19,15 +19,15 @@ CONTROL_SECONDS = 1800
 def control_run(instance: Instance, *, actor: User | None, reason: str) -> Job:
     """Ask the probe's question of the instance's files without its engine, on its host's CPU."""
     spec = instance.spec
-    if not spec.engine.present:
-        gone = _("%(engine)s is no longer installed on %(host)s.") % {"engine": spec.engine, "host": instance.host}
+    if not instance.engine.present:
+        gone = _("%(engine)s is no longer installed on %(host)s.") % {"engine": instance.engine, "host": instance.host}
         raise Refused(gone)
     if busy := jobs.live_jobs(subject_kind="instance", subject_id=instance.pk):
         raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
     probe = Probe.model_validate(spec.probe)
     payload = ControlRunPayload(
-        engine=spec.engine.key,
-        model_path=spec.copy.path,
+        engine=instance.engine.key,
+        model_path=instance.copy.path,
         question=probe.prompt,
         mode=probe.mode,
         expected=probe.expected,

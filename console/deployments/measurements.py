@@ -1,5 +1,6 @@
 """A launch's truth laid beside its prediction, and what both say to people."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from console.common import live
 from console.common.spans import readable_bytes
-from console.deployments import arguments_check, engine_schema, fitting, launches
+from console.deployments import arguments_check, claims, engine_schema, fitting, launches
 from console.deployments.models import Attempt, Deployment, Instance, Launch, Spec
 from workers.contracts import AttemptMeasured, LaunchFacts
 from workers.vllm.memory import Plan, residual
@@ -34,7 +35,7 @@ def record(instance: Instance, report: AttemptMeasured) -> None:
     """Store what a start needed, with what would have been planned for it, and learn from the difference."""
     attempt, _made = Attempt.objects.get_or_create(instance=instance, number=report.number)
     spec: Spec = instance.spec
-    found = plan_of(spec)
+    found = plan_of(spec, claims.arguments_of(instance))
     device = _device_of(spec)
     Launch.objects.update_or_create(
         attempt=attempt,
@@ -54,10 +55,13 @@ def record(instance: Instance, report: AttemptMeasured) -> None:
     live.changed("deployment", instance.deployment_id)
 
 
-def plan_of(spec: Spec) -> Plan | None:
-    """What the planner says of a spec; None where the model's shape or the devices aren't known."""
+def plan_of(spec: Spec, arguments: Sequence[str] | None = None) -> Plan | None:
+    """What the planner says of a spec; None where the model's shape or the devices aren't known.
+
+    `arguments`: those of one of its instances, whose size placement may have set.
+    """
     schema = engine_schema.schema_of(spec.engine)
-    values = arguments_check.values_of(schema, spec.arguments) if schema else {}
+    values = arguments_check.values_of(schema, spec.arguments if arguments is None else arguments) if schema else {}
     devices = list(spec.host.devices.filter(uuid__in=spec.devices)) if spec.devices else []
     return fitting.fit(
         spec.copy, spec.engine, values=values, environment=spec.environment, devices=devices
