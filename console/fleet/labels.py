@@ -27,7 +27,7 @@ class LabelsField(forms.CharField):
         super().__init__(required=False, max_length=2000, **kwargs)  # type: ignore[arg-type]
         self.asks = asks
 
-    def clean(self, value: object) -> dict[str, str]:  # type: ignore[override]
+    def clean(self, value: object) -> dict[str, str]:
         """Values by name, in the order of names. ValidationError names the word that is none."""
         found: dict[str, str] = {}
         for word in re.split(r"[\s,]+", super().clean(value)):
