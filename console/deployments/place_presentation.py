@@ -10,7 +10,7 @@ from console.catalog.models import Copy
 from console.deployments import rooms
 from console.deployments.claims import WIDE
 from console.deployments.models import Deployment
-from console.deployments.placement import Decision, Need, Rule, Verdict, decide
+from console.deployments.placement import Decision, HostRoom, Need, Rule, Verdict, decide
 from console.fleet.models import Engine
 from workers.vllm.arguments import Value
 
@@ -68,7 +68,7 @@ def _sentence(decision: Decision, rule: Rule) -> str:
     }  # fmt: skip
 
 
-def _note(need: Need, decision: Decision, found: Sequence[rooms.HostRoom]) -> str:
+def _note(need: Need, decision: Decision, found: Sequence[HostRoom]) -> str:
     if not need.sized or not decision.choices:
         return ""
     first = decision.choices[0]

@@ -286,9 +286,10 @@ def _fallback(deployment: Deployment) -> Copy | None:
 def _endpoint_card(deployment: Deployment) -> dict[str, Any] | None:
     if reached := public.endpoint(deployment):
         found = services.Endpoint(url=reached.url, key="", model=reached.model)
-        return _card(found, key=snippets.HIDDEN_KEY) | {"through_gateway": True}
-    own = services.endpoint(deployment)
-    return _card(own, key=snippets.HIDDEN_KEY) if own else None
+        each = services.endpoints(deployment)
+        return _card(found, key=snippets.HIDDEN_KEY, others=each) | {"through_gateway": True}
+    own = services.endpoints(deployment)
+    return _card(own[0], key=snippets.HIDDEN_KEY, others=own[1:]) if own else None
 
 
 def _card(endpoint: services.Endpoint, *, key: str, others: list[services.Endpoint]) -> dict[str, Any]:
