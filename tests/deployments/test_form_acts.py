@@ -14,7 +14,7 @@ from console.access.policies import Action
 from console.common.errors import Refused
 from console.deployments import arguments_check, changes
 from console.deployments.forms import DeployForm
-from console.deployments.models import Deployment, Draft, Spec
+from console.deployments.models import Deployment, Draft, Instance, Spec
 from console.fleet.models import Engine
 from console.jobs.models import Job
 from tests.deployments.test_services import fail, serve, succeed
@@ -175,9 +175,9 @@ def test_a_clone_is_the_same_under_another_name(fleet: Fleet, admin: User) -> No
     assert text(form, "arguments") == "--rope-theta 1"
 
 
-def test_more_replicas_than_can_be_placed_are_refused_at_their_field(fleet: Fleet, admin: User) -> None:
-    response = signed_in(admin).post(reverse("deployment_add"), filled(fleet, replicas="2"))
-    assert "one can be placed" in " ".join(response.context["form"].errors["replicas"])
+def test_each_replica_becomes_an_instance(fleet: Fleet, admin: User) -> None:
+    assert signed_in(admin).post(reverse("deployment_add"), filled(fleet, replicas="2")).status_code == 302
+    assert list(Instance.objects.order_by("number").values_list("number", flat=True)) == [1, 2]
 
 
 def test_a_change_says_that_it_restarts_then_puts_the_new_spec_in_place_at_the_launch(
