@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, gettext_noop
 
 from console.common.broker import connection
 from console.common.models import StateChange
@@ -86,7 +86,7 @@ class Condition:
 
     key: str
     title: str | Promise
-    unit: str
+    unit: str | Promise
     """share, requests, seconds, /s, times, °C, restarts or state."""
     read: Callable[[Scene], Iterable[Reading]]
     help: str | Promise = ""
@@ -276,7 +276,7 @@ CONDITIONS: Mapping[str, Condition] = {
         Condition(
             "kv_usage",
             gettext_lazy("KV cache in use"),
-            "share",
+            gettext_lazy("share"),
             _of_instances("kv_usage", lambda value: _("%s of the KV cache is in use.") % _percent(value)),
             gettext_lazy("A share from 0 to 1. A full cache makes requests wait, then preempts them."),
             measure="kv_cache_usage",
@@ -284,14 +284,14 @@ CONDITIONS: Mapping[str, Condition] = {
         Condition(
             "waiting",
             gettext_lazy("Requests waiting"),
-            "requests",
+            gettext_lazy("requests"),
             _of_instances("waiting", lambda value: _("%d requests wait for the engine.") % value),
             measure="requests_waiting",
         ),
         Condition(
             "queue_wait",
             gettext_lazy("Wait in the queue, p95"),
-            "seconds",
+            gettext_lazy("seconds"),
             _of_instances("queue_p95", lambda value: _("Requests wait %.1f s (p95) before they begin.") % value),
             measure="queue_wait.p95",
         ),
@@ -306,14 +306,14 @@ CONDITIONS: Mapping[str, Condition] = {
         Condition(
             "kv_offload",
             gettext_lazy("Offloaded KV cache in use"),
-            "share",
+            gettext_lazy("share"),
             _of_instances("kv_offload", lambda value: _("%s of the offloaded KV cache is in use.") % _percent(value)),
             measure="kv_offload_usage",
         ),
         Condition(
             "acceptance",
             gettext_lazy("Speculative acceptance"),
-            "share",
+            gettext_lazy("share"),
             _of_instances(
                 "acceptance", lambda value: _("Only %s of the drafted tokens are accepted.") % _percent(value)
             ),
@@ -324,22 +324,24 @@ CONDITIONS: Mapping[str, Condition] = {
         Condition(
             "ttft_times",
             gettext_lazy("First token against its own baseline"),
-            "times",
+            gettext_lazy("times"),
             _against_baseline,
             gettext_lazy("The last minute's p95 over the p95 of the last day."),
         ),
-        Condition("error_share", gettext_lazy("Failed requests"), "share", _errors, measure="error_share"),
+        Condition(
+            "error_share", gettext_lazy("Failed requests"), gettext_lazy("share"), _errors, measure="error_share"
+        ),
         Condition("hung", gettext_lazy("Instance unhealthy or hung"), "state", _in_state("unhealthy")),
         Condition("crashed", gettext_lazy("Instance crashed"), "state", _in_state("crashed")),
         Condition("down", gettext_lazy("Deployment failed"), "state", _deployment_down),
-        Condition("restarts", gettext_lazy("Restarts within an hour"), "restarts", _restarts),
-        Condition("offline", gettext_lazy("Host silent"), "seconds", _offline),
-        Condition("disk_free", gettext_lazy("Disk free"), "share", _disk, below=True),
+        Condition("restarts", gettext_lazy("Restarts within an hour"), gettext_lazy("restarts"), _restarts),
+        Condition("offline", gettext_lazy("Host silent"), gettext_lazy("seconds"), _offline),
+        Condition("disk_free", gettext_lazy("Disk free"), gettext_lazy("share"), _disk, below=True),
         Condition("hot", gettext_lazy("Device temperature"), "°C", _hot),
-        Condition("xid", gettext_lazy("Xid errors within an hour"), "errors", _xids),
-        Condition("strangers", gettext_lazy("Device memory of strangers"), "share", _strangers),
+        Condition("xid", gettext_lazy("Xid errors within an hour"), gettext_lazy("errors"), _xids),
+        Condition("strangers", gettext_lazy("Device memory of strangers"), gettext_lazy("share"), _strangers),
         Condition("download_rate", gettext_lazy("Download rate"), "bytes/s", _download_rate, below=True),
-        Condition("channel", gettext_lazy("Alert channel dead"), "seconds", _channels),
+        Condition("channel", gettext_lazy("Alert channel dead"), gettext_lazy("seconds"), _channels),
     )
 }
 
@@ -357,24 +359,24 @@ class Default:
 
 
 DEFAULTS: tuple[Default, ...] = (
-    Default("kv-high", "KV cache nearly full", "kv_usage", 0.90, 30, "warning"),
-    Default("kv-full", "KV cache full", "kv_usage", 0.95, 120, "critical"),
-    Default("waiting", "Many requests wait", "waiting", 100, 60, "warning"),
-    Default("queue-wait", "Long wait in the queue", "queue_wait", 5, 60, "warning"),
-    Default("preemptions", "Requests are preempted", "preemptions", 0.1, 120, "warning"),
-    Default("kv-offload", "Offloaded KV cache in use", "kv_offload", 0.0, 60, "info"),
-    Default("acceptance", "Few drafted tokens accepted", "acceptance", 0.3, 300, "warning"),
-    Default("ttft-baseline", "First token slower than usual", "ttft_times", 2, 120, "warning"),
-    Default("errors", "Requests fail", "error_share", 0.05, 60, "critical"),
-    Default("hung", "Instance hung", "hung", 0.5, 0, "critical"),
-    Default("crashed", "Instance crashed", "crashed", 0.5, 0, "critical"),
-    Default("down", "Deployment failed", "down", 0.5, 0, "critical"),
-    Default("restarts", "Instance restarts again and again", "restarts", 2, 0, "warning"),
-    Default("offline", "Host offline", "offline", 60, 0, "critical"),
-    Default("disk", "Disk nearly full", "disk_free", 0.10, 60, "warning"),
-    Default("hot", "Device hot", "hot", 85, 60, "warning"),
-    Default("xid", "GPU reports errors", "xid", 0, 0, "critical"),
-    Default("strangers", "Device memory taken by strangers", "strangers", 0.05, 60, "warning"),
-    Default("stalled", "Download stalled", "download_rate", 1, 300, "warning"),
-    Default("channel", "Alert channel dead", "channel", 0, 0, "critical"),
+    Default("kv-high", gettext_noop("KV cache nearly full"), "kv_usage", 0.90, 30, "warning"),
+    Default("kv-full", gettext_noop("KV cache full"), "kv_usage", 0.95, 120, "critical"),
+    Default("waiting", gettext_noop("Many requests wait"), "waiting", 100, 60, "warning"),
+    Default("queue-wait", gettext_noop("Long wait in the queue"), "queue_wait", 5, 60, "warning"),
+    Default("preemptions", gettext_noop("Requests are preempted"), "preemptions", 0.1, 120, "warning"),
+    Default("kv-offload", gettext_noop("Offloaded KV cache in use"), "kv_offload", 0.0, 60, "info"),
+    Default("acceptance", gettext_noop("Few drafted tokens accepted"), "acceptance", 0.3, 300, "warning"),
+    Default("ttft-baseline", gettext_noop("First token slower than usual"), "ttft_times", 2, 120, "warning"),
+    Default("errors", gettext_noop("Requests fail"), "error_share", 0.05, 60, "critical"),
+    Default("hung", gettext_noop("Instance hung"), "hung", 0.5, 0, "critical"),
+    Default("crashed", gettext_noop("Instance crashed"), "crashed", 0.5, 0, "critical"),
+    Default("down", gettext_noop("Deployment failed"), "down", 0.5, 0, "critical"),
+    Default("restarts", gettext_noop("Instance restarts again and again"), "restarts", 2, 0, "warning"),
+    Default("offline", gettext_noop("Host offline"), "offline", 60, 0, "critical"),
+    Default("disk", gettext_noop("Disk nearly full"), "disk_free", 0.10, 60, "warning"),
+    Default("hot", gettext_noop("Device hot"), "hot", 85, 60, "warning"),
+    Default("xid", gettext_noop("GPU reports errors"), "xid", 0, 0, "critical"),
+    Default("strangers", gettext_noop("Device memory taken by strangers"), "strangers", 0.05, 60, "warning"),
+    Default("stalled", gettext_noop("Download stalled"), "download_rate", 1, 300, "warning"),
+    Default("channel", gettext_noop("Alert channel dead"), "channel", 0, 0, "critical"),
 )

@@ -4,6 +4,7 @@ from typing import Any
 
 from django.db import models
 from django.utils import timezone
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from console.access.models import Owned, User
@@ -55,7 +56,12 @@ class Rule(Owned):
         ]
 
     def __str__(self) -> str:
-        return self.name
+        return self.title
+
+    @property
+    def title(self) -> str:
+        """Its name for readers: the rules that Slipway brings have theirs in each language, until they are renamed."""
+        return gettext(self.name) if self.key else self.name
 
 
 class Breach(models.Model):

@@ -226,7 +226,7 @@ def _of_alert(user: User, alert: Alert) -> Problem:
         rank=SEVERITY_RANK[alert.severity],
         since=alert.opened_at,
         cause=alert.cause or alert.summary,
-        cause_title=alert.rule.name,
+        cause_title=alert.rule.title,
         hit=alert.summary if alert.cause else "",
         acts=acts,
         alerts=[],

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from console.alerts.conditions import CONDITIONS, DEFAULTS
 from console.alerts.models import Alert, Channel, Rule
@@ -242,6 +242,13 @@ def test_changes_of_default_rules_stay(stage: Stage) -> None:
     ensure_defaults(Team.objects.get(pk=1))
     rule = Rule.objects.get(key="kv-high")
     assert (rule.threshold, rule.enabled) == (0.5, False)
+
+
+def test_slipways_rules_are_read_in_each_language_and_a_persons_own_as_written() -> None:
+    with translation.override("zh-hans"):
+        assert Rule(key="disk", name="Disk nearly full").title == "磁盘即将用满"
+        assert Rule(name="Disk nearly full").title == "Disk nearly full"
+        assert str(CONDITIONS["waiting"].unit) == "个请求"
 
 
 def test_an_instance_of_a_silent_host_is_not_called_crashed(stage: Stage) -> None:
