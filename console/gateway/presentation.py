@@ -116,7 +116,7 @@ def gateway_sentence(status: Status | None) -> str:
         return _("The last change was refused and the one before stays in force: %(problem)s") % {
             "problem": status.problem
         }
-    text = _("HAProxy %(version)s serves %(routes)d routes to %(keys)d keys.") % {
+    text = _("HAProxy %(version)s answers. Routes: %(routes)d, keys: %(keys)d.") % {
         "version": status.version,
         "routes": status.routes,
         "keys": status.keys,
