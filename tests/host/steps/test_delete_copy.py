@@ -3,12 +3,12 @@
 from pathlib import Path
 from uuid import uuid4
 
-import pytest
-
 from tests.host.steps.conftest import Bench
 from tests.standin.hub import Hub
 from workers.contracts import InstanceOrder, StepKind
-from workers.host.steps import delete_copy
+from workers.host.files import write_json
+from workers.host.instance_files import InstanceFiles
+from workers.host.shim import UNFINISHED
 
 NAME = "makers/tiny-chat"
 
@@ -84,29 +84,23 @@ def test_nothing_but_a_copy_is_ever_removed(hub: Hub, bench: Bench, tmp_path: Pa
     assert (snapshot / "sub" / "model.bin").read_bytes() == b"x"
 
 
-def test_what_an_engine_runs_from_stays(hub: Hub, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_engine_runs_from_stays(hub: Hub, bench: Bench) -> None:
     snapshot = download(hub, bench, 1, {"config.json": b"{}"})
     order = InstanceOrder(
         instance=uuid4(), deployment="demo", spec=1, engine="e", model_path=str(snapshot), served_model_names=["m"],
         arguments=[], port=8100, run=True,
     )  # fmt: skip
-
-    class Running:
-        unfinished = True
-
-    class Files:
-        def order(self) -> InstanceOrder:
-            return order
-
-        def state(self) -> Running:
-            return Running()
-
-    monkeypatch.setattr(delete_copy.InstanceFiles, "all_in", classmethod(lambda _cls, _state_dir: [Files()]))
+    files = InstanceFiles.of(bench.config.state_dir, order.instance)
+    files.write_order(order, {})
+    write_json(files.directory / "state.json", {"state": next(iter(UNFINISHED))})
     finished = bench.run(StepKind.DELETE_COPY, {"model_path": str(snapshot)}, fence=2)
     assert finished.failure
     assert finished.failure.code == "copy.in_use"
     assert "demo" in finished.failure.message
     assert (snapshot / "config.json").exists()
+
+    write_json(files.directory / "state.json", {"state": "stopped"})
+    assert bench.run(StepKind.DELETE_COPY, {"model_path": str(snapshot)}, fence=3).failure is None
 
 
 def test_the_parts_of_an_abandoned_download_are_discarded(hub: Hub, bench: Bench) -> None:
