@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from console.deployments.placement import STRATEGIES, DeviceRoom, HostRoom, Need, Rule, decide
@@ -29,7 +29,11 @@ needs = st.builds(
     Need, nbytes=st.integers(1, 60).map(lambda size: size * GIB), devices=st.integers(1, 4), sized=st.booleans()
 )
 
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine draws slowly; that says nothing about placement."""
 
+
+@calm
 @given(fleets, rules, needs)
 def test_no_device_is_ever_given_away_beyond_what_is_free(fleet: list[HostRoom], rule: Rule, need: Need) -> None:
     decision = decide(need, fleet, rule)
@@ -43,6 +47,7 @@ def test_no_device_is_ever_given_away_beyond_what_is_free(fleet: list[HostRoom],
     assert len(decision.choices) + decision.missing == rule.replicas
 
 
+@calm
 @given(fleets, rules, needs, st.randoms())
 def test_a_decision_does_not_depend_on_the_order_of_what_it_looks_at(
     fleet: list[HostRoom], rule: Rule, need: Need, random: object
@@ -52,6 +57,7 @@ def test_a_decision_does_not_depend_on_the_order_of_what_it_looks_at(
     assert decide(need, shuffled, rule) == decide(need, fleet, rule)
 
 
+@calm
 @given(fleets, rules, needs)
 def test_every_device_has_its_row_and_its_reason(fleet: list[HostRoom], rule: Rule, need: Need) -> None:
     decision = decide(need, fleet, rule)
