@@ -178,6 +178,13 @@ def curve(fit: Fit) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def _with_places(said: dict[str, str], places: Places | None) -> dict[str, str]:
+    """A plan that fits is no use where there is no room left for it."""
+    if places is None or places.decision.holds or said["colour"] != "green":
+        return said
+    return {"colour": "red", "icon": "alert-circle", "word": _("no room"), "text": places.sentence}
+
+
 def card(fit: Fit | None, places: Places | None = None) -> dict[str, Any]:
     """Everything the card's template needs; `fit` None: model or engine isn't chosen yet."""
     if fit is None:
@@ -186,7 +193,7 @@ def card(fit: Fit | None, places: Places | None = None) -> dict[str, Any]:
         "fit": fit,
         "places": places,
         "plan": fit.plan,
-        "verdict": verdict(fit),
+        "verdict": _with_places(verdict(fit), places),
         "bars": bars(fit),
         "rows": rows(fit),
         "curve": curve(fit),

@@ -249,7 +249,8 @@ def _choice(one: _Option, need: Need, rule: Rule, options: int) -> Choice:
         parts.append(_("%(hops)d hops between its devices") % {"hops": one.hops})
     if one.host.verified:
         parts.append(_("its files are verified"))
-    parts.append(_("%(count)d places would have done") % {"count": options})
+    if options > 1:
+        parts.append(_("%(count)d places would have done") % {"count": options})
     sizes = tuple(need.on(device.total) for device in one.devices)
     return Choice(one.host.pk, tuple(device.uuid for device in one.devices), sizes, "; ".join(parts))
 
@@ -296,14 +297,18 @@ def _why_not(need: Need, host: HostRoom, device: DeviceRoom, rule: Rule) -> str:
         return _("not among the chosen devices")
     wanted = need.on(device.total)
     if device.free < wanted:
-        return _("%(short)s too little: %(claimed)s are claimed, %(others)s are held by others") % {
-            "short": readable_bytes(wanted - device.free),
-            "claimed": readable_bytes(device.claimed),
-            "others": readable_bytes(device.others),
-        }
+        return " ".join(_too_little(device, wanted - device.free))
     fitting = sum(one.free >= need.on(one.total) for one in _candidates(host, rule))
     if fitting < need.devices:
         return _("only %(there)d of the %(wanted)d devices that a replica takes have room") % {
             "there": fitting, "wanted": need.devices,
         }  # fmt: skip
     return _("would do; another place comes first (%(why)s)") % {"why": _strategy_words(rule.strategy)}
+
+
+def _too_little(device: DeviceRoom, short: int) -> Iterator[str]:
+    yield _("%(short)s too little.") % {"short": readable_bytes(short)}
+    if device.claimed:
+        yield _("%(size)s are claimed.") % {"size": readable_bytes(device.claimed)}
+    if device.others:
+        yield _("%(size)s are held by others.") % {"size": readable_bytes(device.others)}

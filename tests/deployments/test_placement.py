@@ -115,4 +115,4 @@ def test_what_is_missing_is_said_with_who_holds_it() -> None:
     full = replace(gpu(0, 10), claimed=50 * GIB, others=20 * GIB)
     decision = decide(Need(0, share=0.9), [host("a", full, chosen=True)], Rule())
     assert not decision.holds
-    assert decision.verdicts[0].why == "62 GiB too little: 50 GiB are claimed, 20 GiB are held by others"
+    assert decision.verdicts[0].why == "62 GiB too little. 50 GiB are claimed. 20 GiB are held by others."

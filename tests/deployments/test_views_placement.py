@@ -36,7 +36,7 @@ def test_the_table_says_of_every_device_why_it_was_taken_or_not(gpus: Fleet, adm
     text = preview(signed_in(admin), filled(gpus))
     assert "1 replica has its place on 1 host." in text
     assert "H100 #0" in text
-    assert "53.6 GiB too little: 0 B are claimed, 60 GiB are held by others" in text
+    assert "53.6 GiB too little. 60 GiB are held by others." in text
 
 
 def test_pack_says_which_share_the_engine_is_told_and_tells_it(gpus: Fleet, admin: User) -> None:
