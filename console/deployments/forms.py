@@ -17,7 +17,7 @@ from console.access import policies
 from console.access.models import User
 from console.access.policies import Action
 from console.catalog.models import Copy
-from console.deployments import argument_fields, arguments_check, engine_schema, fitting
+from console.deployments import argument_fields, arguments_check, engine_schema, fitting, rooms
 from console.deployments.argument_fields import PREFIX, UNSET
 from console.deployments.claims import WIDE, as_placement
 from console.deployments.form_fields import CopyField, DevicesField, EngineField, EnvironmentField, split_arguments
@@ -300,11 +300,15 @@ class DeployForm(HealthFields):
         if copy is None or engine is None or copy.host_id != engine.host_id:
             return None
         data = getattr(self, "cleaned_data", {})
+        values: Mapping[str, Value] = self._all_values()
+        environment = data.get("environment") or {}
+        if data.get("placement") == "pack":
+            values = rooms.sized(copy, engine, values, environment)
         return fitting.fit(
             copy,
             engine,
-            values=self.values() | (arguments_check.values_of(self.schema, self.words) if self.schema else {}),
-            environment=data.get("environment") or {},
+            values=values,
+            environment=environment,
             devices=list(data.get("devices") or []),
             changing=self.changing,
             wanted=data.get("wanted"),
@@ -329,7 +333,7 @@ class DeployForm(HealthFields):
         return places(
             self.chosen_copy,
             self.chosen_engine,
-            values=self.values() | (arguments_check.values_of(self.schema, self.words) if self.schema else {}),
+            values=self._all_values(),
             environment=data.get("environment") or {},
             rule=Rule(
                 data.get("placement") or ("manual" if chosen else "here"),
@@ -359,6 +363,10 @@ class DeployForm(HealthFields):
             for name, value in data.items()
             if name.startswith(PREFIX) and value is not UNSET
         }
+
+    def _all_values(self) -> dict[str, Value]:
+        """Those of the fields, and those of the other arguments."""
+        return self.values() | (arguments_check.values_of(self.schema, self.words) if self.schema else {})
 
     def argv(self) -> list[str]:
         """What follows `vllm serve MODEL`, as far as it could be read."""

@@ -66,6 +66,15 @@ def need_by_values(
     return Need(0, share=float(share) if isinstance(share, int | float) else usual, devices=ranks)
 
 
+def sized(
+    copy: Copy, engine: Engine, values: Mapping[str, Value], environment: Mapping[str, str]
+) -> Mapping[str, Value]:
+    """The values with the share that `pack` gives an engine on the host's own kind of GPU, where none is said."""
+    need = need_by_values(copy, engine, values, environment, shares=True)
+    total = Device.objects.usable().filter(host=engine.host, kind="gpu").values_list("memory_total", flat=True).first()
+    return {**values, "gpu_memory_utilization": need.share_of(total)} if need.sized and total else values
+
+
 def _used(plan: Plan, kv_bytes: int) -> int:
     return plan.weights_bytes_per_device + plan.overhead_bytes + kv_bytes
 

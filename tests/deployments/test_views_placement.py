@@ -43,6 +43,8 @@ def test_pack_says_which_share_the_engine_is_told_and_tells_it(gpus: Fleet, admi
     client = signed_in(admin)
     text = preview(client, filled(gpus, placement="pack", arg_max_model_len="2048"))
     assert "--gpu-memory-utilization 0.2" in text
+    assert "May be used" in text
+    assert "0.92 of the device" not in text
     assert client.post(
         reverse("deployment_add"), filled(gpus, placement="pack", arg_max_model_len="2048")
     ).status_code == 302  # fmt: skip
