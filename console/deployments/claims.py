@@ -45,19 +45,17 @@ def rule_of(spec: Spec, *, replicas: int | None = None) -> Rule:
 
 
 def need_of(spec: Spec) -> Need:
-    """What one replica of a spec takes."""
-    return rooms.need_of(
-        spec.copy, spec.engine, arguments=spec.arguments, environment=spec.environment,
-        shares=rule_of(spec).strategy == "pack",
-    )  # fmt: skip
-
-
-def look(
-    spec: Spec, *, replicas: int | None = None, without: Collection[int] = ()
-) -> tuple[list[rooms.Site], Decision]:
-    """Decide without claiming anything: what the form shows, and what a change will do."""
-    sites = _sites(spec)
-    return sites, decide(need_of(spec), rooms.rooms(sites, without=without), rule_of(spec, replicas=replicas))
+    """What one replica of a spec takes. Refused when a size in its environment can't be read."""
+    try:
+        return rooms.need_of(
+            spec.copy,
+            spec.engine,
+            arguments=spec.arguments,
+            environment=spec.environment,
+            shares=rule_of(spec).strategy == "pack",
+        )
+    except ValueError as error:
+        raise Refused(str(error), field="environment") from None
 
 
 def lock(spec: Spec) -> None:

@@ -70,6 +70,8 @@ def sized(
     copy: Copy, engine: Engine, values: Mapping[str, Value], environment: Mapping[str, str]
 ) -> Mapping[str, Value]:
     """The values with the share that `pack` gives an engine on the host's own kind of GPU, where none is said."""
+    if engine.platform == "cpu":
+        return values
     need = need_by_values(copy, engine, values, environment, shares=True)
     total = Device.objects.usable().filter(host=engine.host, kind="gpu").values_list("memory_total", flat=True).first()
     return {**values, "gpu_memory_utilization": need.share_of(total)} if need.sized and total else values

@@ -104,6 +104,18 @@ def test_memory_of_strangers_is_not_given_away(fleet: Fleet) -> None:
     assert fleet.deploy(arguments=["--gpu-memory-utilization", "0.4"]).state in LIVE_STATES
 
 
+def test_a_size_that_can_not_be_read_is_refused_at_its_field(fleet: Fleet) -> None:
+    Device.objects.create(
+        host=fleet.host, kind="cpu", index=0, uuid="cpu", name="CPU", memory_total=8 * GIB, memory_free=8 * GIB
+    )
+    with pytest.raises(Refused, match="not “much”") as refused:
+        fleet.deploy(environment={"VLLM_CPU_KVCACHE_SPACE": "much"})
+    assert refused.value.field == "environment"
+    assert fleet.deploy(replicas=2).state in LIVE_STATES
+    with pytest.raises(Refused, match="room for 0 of 1 replica"):
+        fleet.deploy(environment={"VLLM_CPU_KVCACHE_SPACE": "7"})
+
+
 def test_an_engine_sees_only_the_gpu_that_it_claimed(fleet: Fleet) -> None:
     give_gpus(fleet, 20, 79)
     fleet.deploy()
