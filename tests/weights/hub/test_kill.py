@@ -83,8 +83,8 @@ def test_ten_kills_at_random_moments_cost_less_than_one_percent(hub: Hub, cache:
     assert all((snapshot / path).read_bytes() == item.data for path, item in repository.files.items())
     print(f"fetched twice: {sum(got) / size - 1:.4%}")
     assert size <= sum(got) < 1.01 * size
-    # The hub has also sent what lay in the sockets of the killed: the more, the busier the machine. Beginning anew each time would
-    # have sent it five times.
+    # The hub has also sent what lay in the sockets of the killed: the more, the busier the machine. Beginning anew
+    # each time would have sent it five times.
     assert sum(hub.sent.values()) < 2 * size
 
 
