@@ -29,7 +29,7 @@ def outbox(host: HostUnderTest) -> Outbox:
 
 @asynccontextmanager
 async def running(lane: ReportSender | LogSender, redis_url: str) -> AsyncIterator[None]:
-    task = asyncio.create_task(redis_link.keep_connected("lane", redis_url, lane.session))
+    task = asyncio.create_task(redis_link.keep_connected("lane", redis_link.Address(redis_url), lane.session))
     try:
         yield
     finally:

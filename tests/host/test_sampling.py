@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.host.conftest import Broker, Console, HostUnderTest, free_port, wait_for
 from tests.host.test_lanes import until
@@ -81,7 +82,7 @@ async def test_a_slow_engine_costs_its_own_sample_only(shared_broker: Broker, ho
     async with engine(whole(REAL)) as one, engine(whole(REAL), delay=5) as two:
         sampler = Sampler(host.config.name, lambda: [Target(quick, 1, one), Target(slow, 3, two)])
         task = asyncio.create_task(
-            redis_link.keep_connected("samples", host.config.redis_url, sampler.session)
+            redis_link.keep_connected("samples", redis_link.Address(host.config.redis_url), sampler.session)
         )  # the first thing it does is to forget what is old
         await asyncio.sleep(0.3)
         began = time.monotonic()
@@ -102,7 +103,7 @@ async def test_a_slow_engine_costs_its_own_sample_only(shared_broker: Broker, ho
         assert getattr(received, name) == getattr(expected, name), name
 
 
-async def test_a_sample_costs_less_than_three_milliseconds_of_cpu(host: HostUnderTest) -> None:
+async def test_a_sample_costs_less_than_parsing_with_prometheus_client_alone(host: HostUnderTest) -> None:
     rounds, instances = 20, 5
     async with engine(chunked(REAL, 65536)) as port:
         targets = [Target(uuid4(), 1, port) for _ in range(instances)]
@@ -114,7 +115,10 @@ async def test_a_sample_costs_less_than_three_milliseconds_of_cpu(host: HostUnde
         # The little server runs in this process as well, so this is an upper bound.
         each = (time.process_time() - began) / (rounds * instances)
     assert len(sampler.latest) == instances
-    assert each < 0.003
+    began = time.process_time()
+    for _ in range(rounds):
+        list(text_string_to_metric_families(REAL.decode()))
+    assert each < (time.process_time() - began) / rounds
 
 
 async def test_without_a_broker_sampling_goes_on_and_old_batches_are_not_kept(host: HostUnderTest) -> None:

@@ -50,7 +50,9 @@ def instance(broker: redis.Redis, fleet: Fleet) -> Instance:
 def intake(broker: redis.Redis, instance: Instance) -> Intake:
     """An instance with two minutes of metrics, two requests a second."""
     made = Intake(Rings(broker))
-    play(made, instance, FakeLoad(kv=0.3, running=2), int(time.time()) - 120, 121, each=2)
+    play(
+        made, instance, FakeLoad(kv=0.3, running=2), int(time.time()) - 121, 121, each=2
+    )  # the second that runs is not over
     made.tell_current(broker)
     return made
 
