@@ -162,12 +162,32 @@ place.addEventListener("click", (event) => {
 // What was open stays open when the form or the card is drawn anew.
 const keep = "[data-arg-group],[data-fold],[data-keep],[data-own]";
 const keyOf = (one) => one.dataset.argGroup ?? one.dataset.fold ?? one.dataset.keep ?? "own";
-document.body.addEventListener("htmx:beforeSwap", () => {
+// What somebody types while the server draws the form anew is not in its answer: it is set again afterwards.
+const isBox = (field) => field.type === "checkbox" || field.type === "radio";
+const typed = () => [...form().elements].filter((one) => one.name && !["hidden", "submit", "button"].includes(one.type))
+  .map((one) => [`${one.name}\n${isBox(one) ? one.value : ""}`, isBox(one) ? one.checked : one.value]);
+let asSent = new Map();
+let typedSince = [];
+document.body.addEventListener("htmx:beforeRequest", (event) => {
+  if (event.detail.target?.id === "deploy-form") asSent = new Map(typed());
+});
+function setAgain() {
+  const fields = new Map([...form().elements].map((one) => [`${one.name}\n${isBox(one) ? one.value : ""}`, one]));
+  for (const [key, value] of typedSince.splice(0)) {
+    const field = fields.get(key);
+    if (!field) continue;
+    if (isBox(field)) field.checked = value; else field.value = value;
+    fire(field, "input");
+  }
+}
+document.body.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.detail.target?.id === "deploy-form") typedSince = typed().filter(([key, value]) => asSent.get(key) !== value);
   opened = new Set([...place.querySelectorAll(keep)].filter((one) => one.open).map(keyOf));
 });
 document.body.addEventListener("htmx:afterSettle", (event) => {
   if (event.target.id === "deploy-form" || event.detail.elt.id === "deploy-form") {
     for (const one of place.querySelectorAll(keep)) if (opened.has(keyOf(one))) one.open = true;
+    setAgain();
     offerEngines();
     place.dispatchEvent(new Event("slipway:redrawn"));
     form().querySelector(".note-card")?.scrollIntoView({ block: "nearest" });

@@ -345,7 +345,8 @@ def test_preflight_names_who_holds_the_port(lone_host: HostUnderTest) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        failure = failure_of(lone_host, port=taken.getsockname()[1])
+        port = taken.getsockname()[1]
+        failure = failure_of(lone_host, port=port, port_range=(port, port))
     assert failure.code == "port.in_use"
     assert f"process {os.getpid()}" in failure.message
 

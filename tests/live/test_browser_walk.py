@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, Route, expect, sync_playwright
 
 from tests.live.harness import PASSWORD, LiveConsole, wait_for
 
@@ -55,11 +55,21 @@ def test_from_signing_in_to_no_process_left(page: Page, live_console: LiveConsol
 
     page.goto("/deployments/new/")
     page.fill("[name=name]", "walk")
+    # The form is drawn anew with the engine's arguments, slowly here: what is typed meanwhile must not be lost.
+    held: list[Route] = []
+    page.route("**/deployments/new/redraw/", lambda route: held.append(route))
     page.select_option("[name=copy]", str(copy_of_the_model))
     page.select_option("[name=engine]", str(engine))
     page.fill("[name=arg_max_model_len]", "1024")
     page.fill("[name=arguments]", "--enforce-eager --max-num-seqs 4")
+    assert held
+    with page.expect_response("**/deployments/new/redraw/"):
+        for route in held:
+            route.continue_()
+    page.unroute("**/deployments/new/redraw/")
     expect(page.locator("#preview")).to_contain_text("--served-model-name walk")
+    for argument in ("--max-model-len 1024", "--enforce-eager", "--max-num-seqs 4"):
+        expect(page.locator("#preview")).to_contain_text(argument, timeout=30_000)
     page.locator("#deploy-form button[type=submit]").dblclick()
     expect(page).to_have_url(re.compile(r"/jobs/\d+/"))
     job = int(re.search(r"/jobs/(\d+)/", page.url).group(1))  # type: ignore[union-attr]
