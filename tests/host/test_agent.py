@@ -214,6 +214,21 @@ def test_a_higher_start_number_restarts_and_a_lost_worker_is_noticed(host: HostU
     assert "restarting" in console.phases(order.instance)
 
 
+def test_a_restart_of_an_engine_that_takes_its_time_to_end_is_no_stop(host: HostUnderTest, console: Console) -> None:
+    # The console takes an instance out of `stopping` only when it has stopped: a restart that said so would stay there.
+    host.engine(ignore_term=True)
+    host.start_agent()
+    order = host.order(grace_seconds=1)
+    console.want(order)
+    console.wait_phase(order.instance, "ready")
+    console.want(order.model_copy(update={"start": 2}))
+    console.wait("instance.observed", phase="ready", attempt=2)
+    assert not {"stopping", "stopped"} & set(console.phases(order.instance))
+    console.want(order.model_copy(update={"start": 2, "run": False}))
+    console.wait_phase(order.instance, "stopped")
+    assert "stopping" in console.phases(order.instance)
+
+
 def test_an_instance_that_nobody_desires_is_told_and_kept(host: HostUnderTest, console: Console) -> None:
     agent = host.start_agent()
     order = host.order()

@@ -95,6 +95,8 @@ def test_from_signing_in_to_no_process_left(page: Page, live_console: LiveConsol
         "the restart job stands", lambda: console.one("select id from jobs_job where kind = 'restart'"), seconds=20
     )
     console.wait_job(restart, seconds=400)
+    assert console.one("select state from deployments_instance where id = ?", instance) == "ready"
+    assert console.one("select state from deployments_deployment where id = ?", deployment) == "serving"
 
     page.goto("/audit/")
     expect(page.locator("main")).to_contain_text("walk: does a restart work?")

@@ -253,16 +253,15 @@ class SupervisedInstance:
                 return Sight(InstancePhase.CRASHED, reason=refusal.message, failure=refusal)
         if state is None:
             return Sight(InstancePhase.STOPPED) if order is not None and not order.run else None
-        if state.state == "stopped":
-            # Asked to run again: the launch is on its way.
-            return None if order is not None and order.run else Sight(InstancePhase.STOPPED, state.attempt)
+        if state.state in ("stopping", "stopped"):
+            if order is not None and order.run:
+                return None  # asked to run again: the launch is on its way
+            return Sight(InstancePhase.STOPPING if state.state == "stopping" else InstancePhase.STOPPED, state.attempt)
         if state.state == "crashed":
             if order is not None and order.run and order.start != state.start:
                 return None
             cause = self._attempts.cause(state.attempt)
             return Sight(InstancePhase.CRASHED, state.attempt, state.reason, cause) if cause is not None else None
-        if state.state == "stopping":
-            return Sight(InstancePhase.STOPPING, state.attempt)
         if state.state == "backoff":
             return self._restart_seen(state)
         return self._look_at_running(state)
