@@ -27,7 +27,7 @@ from console.access.models import AuditEntry, Role, User
 from console.access.policies import Action
 from console.common.errors import Refused
 from console.common.forms import add_refusal
-from console.common.parts import wants_part
+from console.common.parts import confirmation, wants_part
 
 AUDIT_PAGE_SIZE = 50
 YEAR_SECONDS = 365 * 24 * 3600
@@ -152,14 +152,8 @@ def _show_password(request: HttpRequest, person: User, password: str, *, added: 
 
 
 def _ask(request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
-    form = context.get("form")
-    failed = bool(context.get("refused") or (form is not None and form.errors))
-    context |= {"back": reverse("people_list"), "back_label": _("People"), "action": request.path}
-    return render(
-        request,
-        "common/_dialog.html" if wants_part(request) else "common/confirm.html",
-        context,
-        status=400 if failed else 200,
+    return confirmation(
+        request, context | {"back": reverse("people_list"), "back_label": _("People"), "action": request.path}
     )
 
 

@@ -17,6 +17,7 @@ from console.catalog.forms import SourceForm, TokenForm, source_initial
 from console.catalog.models import Source
 from console.common.errors import Refused
 from console.common.forms import ReasonForm, add_refusal
+from console.common.parts import confirmation
 
 
 @require_GET
@@ -112,7 +113,6 @@ def source_remove(request: HttpRequest, pk: int) -> HttpResponse:
         return redirect("source_list")
     context = {
         "form": form,
-        "action": request.get_full_path(),
         "title": _("Remove %(name)s") % {"name": source},
         "consequences": [
             _("Its token is deleted."),
@@ -123,8 +123,7 @@ def source_remove(request: HttpRequest, pk: int) -> HttpResponse:
         "back": reverse("source_list"),
         "back_label": _("Sources"),
     }
-    template = "common/_dialog.html" if request.htmx else "common/confirm.html"  # type: ignore[attr-defined]
-    return render(request, template, context, status=400 if form.errors else 200)
+    return confirmation(request, context)
 
 
 @require_POST

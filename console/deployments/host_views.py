@@ -2,8 +2,7 @@
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
-from django.urls import reverse
+from django.shortcuts import redirect
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_http_methods
@@ -11,10 +10,10 @@ from django.views.decorators.http import require_http_methods
 from console.access import policies
 from console.access.policies import Action
 from console.common.forms import ReasonForm
-from console.common.parts import wants_part
 from console.deployments import draining
 from console.deployments.services import GRACE_SECONDS
 from console.fleet.models import Host
+from console.fleet.upkeep_views import ask
 
 
 @require_http_methods(["GET", "POST"])
@@ -34,12 +33,8 @@ def host_drain(request: HttpRequest, pk: int) -> HttpResponse:
         "button": _("Drain"),
         "danger": True,
         "consequences": _consequences(host),
-        "back": reverse("host_detail", args=[host.pk]),
-        "back_label": host.name,
-        "action": request.path,
     }
-    template = "common/_dialog.html" if wants_part(request) else "common/confirm.html"
-    return render(request, template, context, status=400 if form.errors else 200)
+    return ask(request, host, context)
 
 
 def _consequences(host: Host) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -17,7 +17,7 @@ from console.access.models import User
 from console.access.policies import Action
 from console.common.errors import Refused
 from console.common.forms import ReasonForm, add_refusal
-from console.common.parts import wants_part
+from console.common.parts import confirmation
 from console.fleet import credentials, intake, services
 from console.fleet.forms import RemoveForm, RotateForm
 from console.fleet.models import Host
@@ -142,8 +142,5 @@ def _confirmed(
 
 def ask(request: HttpRequest, host: Host, context: dict[str, Any]) -> HttpResponse:
     """The page, or the dialog, that says what will happen."""
-    form = context.get("form")
-    context |= {"back": reverse("host_detail", args=[host.pk]), "back_label": host.name, "action": request.path}
-    status = 400 if form is not None and form.errors else 200
-    template = "common/_dialog.html" if wants_part(request) else "common/confirm.html"
-    return render(request, template, context, status=status)
+    back = {"back": reverse("host_detail", args=[host.pk]), "back_label": host.name, "action": request.path}
+    return confirmation(request, context | back)

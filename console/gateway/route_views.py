@@ -13,6 +13,7 @@ from console.access.models import User
 from console.access.policies import Action
 from console.common.errors import Refused
 from console.common.forms import ReasonForm, add_refusal
+from console.common.parts import confirmation
 from console.gateway import controller, presentation, routes
 from console.gateway.forms import RouteForm, WeightsForm
 from console.gateway.models import Route
@@ -124,7 +125,6 @@ def _ask(
 ) -> HttpResponse:
     context = {
         "form": form,
-        "action": request.get_full_path(),
         "title": title % {"name": route},
         "consequences": consequences,
         "button": button,
@@ -132,5 +132,4 @@ def _ask(
         "back": reverse("route_detail", args=[route.pk]),
         "back_label": route.name,
     }
-    template = "common/_dialog.html" if request.htmx else "common/confirm.html"  # type: ignore[attr-defined]
-    return render(request, template, context, status=400 if form.errors else 200)
+    return confirmation(request, context)

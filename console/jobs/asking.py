@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
 
 from console.access import policies
 from console.access.models import User
 from console.access.policies import Action
 from console.common.errors import Refused
-from console.jobs.forms import ReasonForm
+from console.common.forms import ReasonForm, add_refusal
+from console.common.parts import confirmation
 from console.jobs.models import Job
 
 
@@ -27,9 +28,7 @@ def ask(
         try:
             job = act(policies.require(request.user, Action.OPERATE), form.cleaned_data["reason"])
         except Refused as refusal:
-            form.add_error("reason" if refusal.field == "reason" else None, refusal.message)
+            add_refusal(form, refusal)
         else:
             return redirect("job_detail", pk=job.pk) if job else redirect(then)
-    template = "common/_dialog.html" if request.htmx else "common/confirm.html"  # type: ignore[attr-defined]
-    shown = {"form": form, "action": request.get_full_path(), **context}
-    return render(request, template, shown, status=400 if form.errors else 200)
+    return confirmation(request, {"form": form, **context})

@@ -12,6 +12,17 @@ from console.jobs.host_forms import new_key
 from workers.weights.hub_types import RepositoryFacts
 
 
+def _rate_limit() -> forms.IntegerField:
+    return forms.IntegerField(
+        label=_("Rate limit"),
+        required=False,
+        min_value=1,
+        max_value=1_000_000,
+        help_text=_("MiB/s on each host; empty: as fast as it goes."),
+        widget=forms.NumberInput(attrs={"placeholder": _("no limit")}),
+    )
+
+
 class LookupForm(forms.Form):
     """Which repository of a source, at which revision; or words to search for."""
 
@@ -73,14 +84,7 @@ class DownloadForm(forms.Form):
         label=_("Files"), error_messages={"required": _("Choose at least one file.")}
     )
     license = forms.CharField(label=_("Licence"), max_length=60, required=False)
-    rate_limit_mib = forms.IntegerField(
-        label=_("Rate limit"),
-        required=False,
-        min_value=1,
-        max_value=1_000_000,
-        help_text=_("MiB/s on each host; empty: as fast as it goes."),
-        widget=forms.NumberInput(attrs={"placeholder": _("no limit")}),
-    )
+    rate_limit_mib = _rate_limit()
     notes = forms.CharField(label=_("Notes"), required=False, widget=forms.Textarea(attrs={"rows": 2}))
     idempotency_key = forms.CharField(widget=forms.HiddenInput, initial=new_key, max_length=50)
 
@@ -101,14 +105,7 @@ class CopyToForm(forms.Form):
     hosts = forms.ModelMultipleChoiceField(
         label=_("To"), queryset=Host.objects.none(), error_messages={"required": _("Choose at least one host.")}
     )
-    rate_limit_mib = forms.IntegerField(
-        label=_("Rate limit"),
-        required=False,
-        min_value=1,
-        max_value=1_000_000,
-        help_text=_("MiB/s on each host; empty: as fast as it goes."),
-        widget=forms.NumberInput(attrs={"placeholder": _("no limit")}),
-    )
+    rate_limit_mib = _rate_limit()
     idempotency_key = forms.CharField(widget=forms.HiddenInput, initial=new_key, max_length=50)
 
     def __init__(self, *args: Any, sources: list[tuple[str, str]], hosts: QuerySet[Host], **kwargs: Any) -> None:

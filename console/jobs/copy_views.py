@@ -1,7 +1,7 @@
 """Pages that do something with a copy: verify, repair, delete, forget, allow its code."""
 
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST
@@ -12,6 +12,7 @@ from console.catalog import consents
 from console.catalog.models import Consent, Copy
 from console.common.errors import Refused
 from console.common.forms import add_refusal
+from console.common.parts import confirmation
 from console.common.spans import readable_bytes
 from console.fleet.usage import usage_of
 from console.jobs import copy_jobs, host_jobs
@@ -113,7 +114,6 @@ def copy_allow(request: HttpRequest, pk: int, kind: str) -> HttpResponse:
             return redirect("copy_detail", pk=copy.pk)
     context = {
         "form": form,
-        "action": request.get_full_path(),
         "title": _("Allow %(what)s") % {"what": label},
         "consequences": [
             _("%(what)s of %(model)s will run on hosts with all rights of the engine: files, network, memory.")
@@ -125,8 +125,7 @@ def copy_allow(request: HttpRequest, pk: int, kind: str) -> HttpResponse:
         "back": _page(copy),
         "back_label": str(copy.revision.model),
     }
-    template = "common/_dialog.html" if request.htmx else "common/confirm.html"  # type: ignore[attr-defined]
-    return render(request, template, context, status=400 if form.errors else 200)
+    return confirmation(request, context)
 
 
 @require_http_methods(["GET", "POST"])

@@ -14,7 +14,7 @@ from console.access import policies
 from console.access.models import User
 from console.access.policies import Action
 from console.common.errors import Refused
-from console.common.parts import wants_part
+from console.common.parts import confirmation
 from console.deployments import changes
 from console.deployments.models import Deployment
 from console.deployments.what_changed import since_good
@@ -134,6 +134,4 @@ def _broken(user: User) -> list[Deployment]:
 
 
 def _ask(request: HttpRequest, form: Any, context: dict[str, Any]) -> HttpResponse:
-    template = "common/_dialog.html" if wants_part(request) else "common/confirm.html"
-    shown = {"form": form, "action": request.get_full_path(), "back": reverse("oncall"), **context}
-    return render(request, template, shown, status=400 if form.errors else 200)
+    return confirmation(request, {"form": form, "back": reverse("oncall"), **context})
