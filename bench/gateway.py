@@ -19,7 +19,7 @@ from statistics import median, quantiles
 from bench.console import Bench
 from bench.rows import Row
 from tests.gateway.backend import BINARY, Engine, Running, key_of, route_of, target_of, wait_until
-from tests.live.harness import free_port
+from tests.ports import free_port
 
 ONE_BY_ONE = 2000
 SECONDS = 5.0

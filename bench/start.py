@@ -12,7 +12,8 @@ import httpx2
 
 from bench.console import ARGUMENTS, Bench
 from bench.rows import Row
-from tests.live.harness import free_port, wait_for
+from tests.live.harness import wait_for
+from tests.ports import free_port
 
 RUNS = 3
 TARGET_SECONDS = 5.0

@@ -3,16 +3,10 @@
 import atexit
 import os
 import shutil
-import socket
 import tempfile
 from pathlib import Path
 
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
+from tests.ports import free_port
 
 _home = tempfile.mkdtemp(prefix="slipway-tests-")
 atexit.register(shutil.rmtree, _home, ignore_errors=True)
@@ -20,7 +14,7 @@ atexit.register(shutil.rmtree, _home, ignore_errors=True)
 os.environ.setdefault("SLIPWAY_TEST_CACHE", os.environ.get("SLIPWAY_HOME", ""))
 os.environ["SLIPWAY_HOME"] = _home
 Path(_home, "console", "static").mkdir(parents=True)
-os.environ["REDIS_URL"] = f"redis://127.0.0.1:{_free_port()}/0"
+os.environ["REDIS_URL"] = f"redis://127.0.0.1:{free_port()}/0"
 
 from console.settings import *  # noqa: E402, F403
 

@@ -29,7 +29,7 @@ def port(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     binary = BINARIES[request.param]
     if not binary:
         pytest.skip("redis-server is not installed; `apt-get install redis-server` brings it (make test does, as root)")
-    from tests.live.harness import free_port
+    from tests.ports import free_port
 
     number = free_port()
     process = subprocess.Popen(

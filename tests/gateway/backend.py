@@ -19,7 +19,7 @@ import httpx2
 from console.gateway.haproxy import program
 from console.gateway.haproxy.applying import Applier
 from console.gateway.haproxy.description import Gateway, Key, Listener, Route, Server, Target
-from tests.live.harness import free_port
+from tests.ports import free_port
 
 BINARY = program.find()
 

@@ -25,7 +25,7 @@ from console.gateway.models import GatewayRequest, Key, Route, UsageDay
 from console.gateway.routes import Share
 from tests.factories import Fleet
 from tests.gateway.backend import BINARY, wait_until
-from tests.live.harness import free_port
+from tests.ports import free_port
 
 ENGINE = Path(__file__).parents[1] / "standin" / "engine.py"
 

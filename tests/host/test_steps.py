@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.host.conftest import HostUnderTest, free_port, make_host, wait_for
+from tests.host.conftest import HostUnderTest, make_host, wait_for
+from tests.ports import free_port
 from workers.contracts import StepKind, StepOrder
 from workers.host.failures import StepFailedError
 from workers.host.slots import SLOTS, parked_steps, run_in_slot, unpark

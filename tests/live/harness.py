@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -21,15 +20,10 @@ from typing import Any
 
 import httpx2
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "correct horse battery"
-
-
-def free_port() -> int:
-    """A port that nobody holds now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(what: str, condition: Callable[[], Any], *, seconds: float, every: float = 0.1) -> Any:

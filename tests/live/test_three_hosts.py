@@ -17,8 +17,9 @@ import pytest
 
 from console.fleet import host_wheel
 from tests.live.conftest import ENGINE, MODEL, engine_cache
-from tests.live.harness import LiveConsole, free_port, wait_for
+from tests.live.harness import LiveConsole, wait_for
 from tests.live.namespaces import NamespaceHost, can_make_namespaces
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.long,

@@ -15,7 +15,7 @@ from console import env
 from console.operations import embedded_broker
 from console.operations.embedded_broker import Server
 from tests.conftest import broker_binary
-from tests.live.harness import free_port
+from tests.ports import free_port
 from tests.tools import TOOLS
 
 MISSING = next(tool.missing_text for tool in TOOLS if tool.package == "redis-server")

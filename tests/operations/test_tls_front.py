@@ -18,7 +18,8 @@ from console.common import authority
 from console.fleet import joining
 from console.operations import tls_front
 from tests.conftest import start_broker
-from tests.live.harness import free_port, wait_for
+from tests.live.harness import wait_for
+from tests.ports import free_port
 from workers.app import host_app, tls_options
 from workers.contracts import RUN_STEP
 from workers.host.bootstrap import BootstrapError, fetch, pinned_authority

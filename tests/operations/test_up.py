@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.live.harness import free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SLIPWAY_CONSOLE_PROCESS"

@@ -20,7 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from console.access.models import User
 from console.deployments.models import Instance
 from tests.factories import Fleet
-from tests.host.conftest import free_port, wait_for
+from tests.host.conftest import wait_for
+from tests.ports import free_port
 from tests.telemetry.samples import FakeLoad
 from workers.contracts import samples_stream
 from workers.vllm.metrics import parse_metrics

@@ -3,7 +3,7 @@
 import logging
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from typing import Any
 
 import psutil
 
@@ -25,14 +25,14 @@ def measure(
     """Gather what is known of a start that has warmed up. What can't be had stays None: nothing waits for it."""
     with files.log(attempt).open("rb") as log:
         said = read_launch_log(log.read(_LOG_BYTES).decode(errors="replace"))
-    facts = asdict(said)
+    facts: dict[str, Any] = {"resident_bytes": _resident_bytes(pid), "seconds": seconds}
     with suppress(EngineError, ValueError):
         pool = parse_metrics(client.metrics(), taken_at=time.monotonic()).cache
         if pool is not None:
             facts |= {"num_blocks": pool.num_gpu_blocks, "block_size": pool.block_size}
             # The metric is exact where the log is rounded, or says another thing for hybrids (0.20 and before).
-            facts["kv_cache_tokens"] = facts["kv_cache_tokens"] or pool.size_tokens
-    return LaunchFacts(**facts, resident_bytes=_resident_bytes(pid), seconds=seconds)
+            facts["kv_cache_tokens"] = said.kv_cache_tokens or pool.size_tokens
+    return said.model_copy(update=facts)
 
 
 def _resident_bytes(pid: int) -> int | None:

@@ -4,7 +4,8 @@ Source: the log lines of vLLM 0.8 to 0.32 on GPUs and CPUs; numbers in GiB are r
 """
 
 import re
-from dataclasses import dataclass
+
+from workers.contracts import LaunchFacts
 
 GIB = 2**30
 
@@ -18,21 +19,7 @@ _GRAPHS = re.compile(r"Graph capturing finished in (\d+) secs?, took (-?[\d.]+) 
 _INIT = re.compile(r"init engine \(profile, create kv cache, warmup model\) took ([\d.]+) s")
 
 
-@dataclass(frozen=True)
-class LaunchLog:
-    """Numbers of one start; None where this engine doesn't say them. Bytes are per rank."""
-
-    weights_bytes: int | None = None
-    load_seconds: float | None = None
-    kv_cache_bytes: int | None = None
-    kv_cache_tokens: int | None = None
-    max_model_len: int | None = None
-    max_concurrency: float | None = None
-    graph_bytes: int | None = None
-    init_seconds: float | None = None
-
-
-def read_launch_log(text: str) -> LaunchLog:
+def read_launch_log(text: str) -> LaunchFacts:
     """Read the log of one attempt. Where ranks differ, the one with the least room for the KV cache counts, as it does
     for the engine.
     """
@@ -43,7 +30,7 @@ def read_launch_log(text: str) -> LaunchLog:
     concurrency = [(_whole(match[1]), float(match[2])) for match in _CONCURRENCY.finditer(text)]
     graphs = [float(match[2]) for match in _GRAPHS.finditer(text)]
     init = [float(match[1]) for match in _INIT.finditer(text)]
-    return LaunchLog(
+    return LaunchFacts(
         weights_bytes=round(max(float(match[1]) for match in weights) * GIB) if weights else None,
         load_seconds=max(loads, default=None),
         kv_cache_bytes=round(min(kv) * GIB) if kv else None,
