@@ -152,7 +152,8 @@ def test_no_page_is_wider_than_the_screen(
         "/account/me/",
     ]
     for table, path in (("deployments_deployment", "deployments"), ("jobs_job", "jobs"), ("fleet_host", "hosts"),
-                        ("deployments_instance", "instances"), ("catalog_model", "models")):  # fmt: skip
+                        ("deployments_instance", "instances"), ("catalog_model", "models"),
+                        ("catalog_copy", "copies"), ("fleet_engine", "engines")):  # fmt: skip
         if pk := live_console.one(f"select id from {table} order by id"):
             paths.append(f"/{path}/{pk}/")
     wider = {}
