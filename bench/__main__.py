@@ -1,17 +1,18 @@
-"""`python -m bench [NAME…]`: all measurements, or those named (pages, lines, start, telemetry, weights, gateway)."""
+"""`python -m bench [NAME…]`: all measurements, or those named (arguments, pages, lines, …)."""
 
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import gateway, lines, pages, start, telemetry, weights
+from bench import arguments, gateway, lines, pages, start, telemetry, weights
 from bench.console import Bench
 from bench.rows import Row, write
 from tests.live.harness import LiveConsole
 
 TARGET = Path(__file__).resolve().parent.parent / "build" / "bench.json"
 MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
+    "arguments": arguments.measure,
     "start": start.measure,
     "lines": lines.measure,
     "pages": pages.measure,

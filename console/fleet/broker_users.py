@@ -69,9 +69,13 @@ def url_for(host: Host, password: str) -> str:
     """Address of the broker for this host, with its user and `password`, and without paths that are the console's."""
     parts = urlsplit(env.hosts_redis_url())
     name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    kept = urlencode([one for one in parse_qsl(parts.query) if not one[0].startswith("ssl_")])
     place = f"{user_name(host)}:{quote(password)}@{name}:{parts.port or 6379}"
-    return urlunsplit(parts._replace(netloc=place, query=kept))
+    return urlunsplit(parts._replace(netloc=place, query=without_files(parts.query)))
+
+
+def without_files(query: str) -> str:
+    """The options of a broker's address, less those that name files of the console: hosts get their content."""
+    return urlencode([one for one in parse_qsl(query) if not one[0].startswith("ssl_")])
 
 
 def ensure(host: Host) -> None:

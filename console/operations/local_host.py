@@ -6,7 +6,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from console import env
 from console.common import broker
-from console.fleet import broker_users
+from console.fleet import broker_users, joining
 from console.fleet import services as fleet
 from console.fleet.models import Host
 from workers.host_config import HostConfig, HostConfigError
@@ -39,7 +39,7 @@ def register(name: str = NAME) -> Path:
         token = token or fleet.renew_join_token(host, actor=None)
         private = known.private_key if known else generate_key_pair()[0]
         credentials = fleet.join(token=token, public_key=public_key_of(private))
-        _write(name, private, credentials.redis_url, (credentials.port_first, credentials.port_last))
+        _write(name, private, _at_broker(credentials.redis_url), (credentials.port_first, credentials.port_last))
         return config_path(name)
     if host in broker_users.missing([host]):
         broker_users.ensure(host)
@@ -69,7 +69,8 @@ def _at_broker(redis_url: str) -> str:
     """`redis_url` with its user and password, at the address where the broker is now."""
     credentials = urlsplit(redis_url).netloc.rpartition("@")[0]
     now = urlsplit(env.redis_url())
-    return urlunsplit(now._replace(netloc=f"{credentials}@{now.hostname}:{now.port or 6379}"))
+    kept = broker_users.without_files(now.query)
+    return urlunsplit(now._replace(netloc=f"{credentials}@{now.hostname}:{now.port or 6379}", query=kept))
 
 
 def _write(name: str, private_key: str, redis_url: str, ports: tuple[int, int]) -> None:
@@ -78,6 +79,8 @@ def _write(name: str, private_key: str, redis_url: str, ports: tuple[int, int]) 
     settled = {
         "name": name,
         "redis_url": redis_url,
+        # The embedded broker is reached on loopback, without TLS.
+        "broker_ca": joining.broker_authority() if env.environment().redis_url else "",
         "console_url": env.public_url(),
         "private_key": private_key,
         "state_dir": directory(name) / "state",

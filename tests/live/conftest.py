@@ -1,11 +1,14 @@
 """One console with one real engine for all live tests: starting a model takes half a minute of both cores."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from console.fleet import host_wheel
 from tests.live.harness import LiveConsole, wait_for
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -49,3 +52,12 @@ def copy_of_the_model(live_console: LiveConsole) -> int:
         "the copy is verified", lambda: console.one("select id from catalog_copy where state = 'verified'"), seconds=120
     )
     return int(copy)
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the agent needs, as an admin fills it."""
+    folder = tmp_path_factory.mktemp("wheels")
+    words = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", "--dest"]
+    subprocess.run([sys.executable, *words, str(folder), *host_wheel.requirements()], check=True, timeout=600)
+    return folder

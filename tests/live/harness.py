@@ -36,12 +36,28 @@ def wait_for(what: str, condition: Callable[[], Any], *, seconds: float, every: 
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
+def processes_of(home: Path) -> list[int]:
+    """All processes whose SLIPWAY_HOME this is."""
+    mark = f"SLIPWAY_HOME={home}".encode()
+    found = []
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit() and int(directory.name) != os.getpid():
+            with suppress(OSError):
+                if mark in (directory / "environ").read_bytes().split(b"\0"):
+                    found.append(int(directory.name))
+    return found
+
+
 @dataclass
 class LiveConsole:
     """One console with its own SLIPWAY_HOME; engines and models are shared with the cache by links."""
 
     home: Path
     port: int = field(default_factory=free_port)
+    root: Path = ROOT
+    """The code that it runs."""
+    options: tuple[str, ...] = ()
+    """Of `manage.py up`."""
     process: subprocess.Popen[bytes] | None = None
     client: httpx2.Client | None = None
 
@@ -66,12 +82,12 @@ class LiveConsole:
         }
 
     def up(self) -> None:
-        """Start the console and wait until it answers and its host is online."""
+        """Start the console and wait until it answers and its own host, if it has one, is online."""
         self.home.mkdir(parents=True, exist_ok=True)
         log = (self.home / "up.log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "manage.py"), "up"],
-            cwd=ROOT,
+            [sys.executable, str(self.root / "manage.py"), "up", *self.options],
+            cwd=self.root,
             env=self.environment(),
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -79,7 +95,8 @@ class LiveConsole:
         )
         log.close()
         wait_for("the console answers", self._answers, seconds=180)
-        wait_for("host local is online", self.host_is_online, seconds=120)
+        if "--no-host" not in self.options:
+            wait_for("host local is online", self.host_is_online, seconds=120)
 
     def _answers(self) -> bool:
         if self.process and self.process.poll() is not None:
@@ -98,8 +115,8 @@ class LiveConsole:
     def manage(self, *arguments: str) -> str:
         """Run a management command."""
         done = subprocess.run(
-            [sys.executable, str(ROOT / "manage.py"), *arguments],
-            cwd=ROOT, env=self.environment(), capture_output=True, text=True, timeout=120, check=False,
+            [sys.executable, str(self.root / "manage.py"), *arguments],
+            cwd=self.root, env=self.environment(), capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -162,14 +179,7 @@ class LiveConsole:
 
     def processes(self) -> list[int]:
         """All processes of this SLIPWAY_HOME: console, agent, shims and engines."""
-        mark = f"SLIPWAY_HOME={self.home}".encode()
-        found = []
-        for directory in Path("/proc").iterdir():
-            if directory.name.isdigit() and int(directory.name) != os.getpid():
-                with suppress(OSError):
-                    if mark in (directory / "environ").read_bytes().split(b"\0"):
-                        found.append(int(directory.name))
-        return found
+        return processes_of(self.home)
 
     def instance_processes(self, instance: str) -> list[int]:
         """Processes of an instance, its shim among them: by the ownership token, or by what they write to.

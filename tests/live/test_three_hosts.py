@@ -5,19 +5,15 @@ console itself: they have no way to a package index.
 """
 
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from html import unescape
 from pathlib import Path
 
 import pytest
 
-from console.fleet import host_wheel
 from tests.live.conftest import ENGINE, MODEL, engine_cache
-from tests.live.harness import LiveConsole, wait_for
+from tests.live.harness import wait_for
+from tests.live.joining import OpenConsole, deploy, host_id, is_online, join_command, serving
 from tests.live.namespaces import NamespaceHost, can_make_namespaces
 from tests.ports import free_port
 
@@ -27,28 +23,6 @@ pytestmark = [
     pytest.mark.skipif(not can_make_namespaces(), reason="needs root and `ip`"),
 ]
 CUT_SECONDS = 60
-
-
-@dataclass
-class OpenConsole(LiveConsole):
-    """A console that other machines reach by TLS, and that serves them packages."""
-
-    addresses: str = ""
-    wheels: Path = Path()
-
-    def environment(self) -> dict[str, str]:
-        ports = {"SLIPWAY_HOSTS_PORT": str(self.port + 1), "SLIPWAY_HOSTS_BROKER_PORT": str(self.port + 2)}
-        more = {"SLIPWAY_HOSTS_ADDRESS": self.addresses, "SLIPWAY_WHEELS_DIR": str(self.wheels)}
-        return super().environment() | ports | more
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the agent needs, as an admin fills it."""
-    folder = tmp_path_factory.mktemp("wheels")
-    words = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", "--dest"]
-    subprocess.run([sys.executable, *words, str(folder), *host_wheel.requirements()], check=True, timeout=600)
-    return folder
 
 
 @pytest.fixture(scope="module", params=["standin", pytest.param(ENGINE, marks=pytest.mark.live)])
@@ -86,57 +60,12 @@ def console(
         made.down()
 
 
-def is_online(console: OpenConsole, name: str) -> bool:
-    age = "(julianday('now') - julianday(last_seen_at)) * 86400"
-    return bool(console.rows(f"select 1 from fleet_host where name = ? and {age} < 15", name))
-
-
-def host_id(console: OpenConsole, name: str) -> int:
-    return int(console.one("select id from fleet_host where name = ?", name))
-
-
 def join(console: OpenConsole, host: NamespaceHost) -> str:
     """Add the host on the page and run the command that stands there; returns that command."""
-    page = console.post("/hosts/new/", {"name": host.name}).text
-    found = re.search(r"<code>(python3 -c .*?)</code>", page, re.DOTALL)
-    assert found, page[:3000]
-    command = unescape(found[1])
+    command = join_command(console, host.name)
     done = host.run(command)
     assert done.returncode == 0, done.stderr[-3000:]
     return command
-
-
-def deploy(console: OpenConsole, host: NamespaceHost, engine: str, path: Path) -> int:
-    """Add the model's directory, deploy it with this engine; returns the job."""
-    number = host_id(console, host.name)
-    console.post("/models/new/", {"name": f"model-{host.name}", "host": number, "path": str(path)})
-    copy = wait_for(
-        "the copy is verified",
-        lambda: console.one("select id from catalog_copy where host_id = ? and state = 'verified'", number),
-        seconds=240,
-    )
-    row = wait_for(
-        "the engine is known",
-        lambda: console.one("select id from fleet_engine where host_id = ? and key = ? and present", number, engine),
-        seconds=90,
-    )
-    given = {
-        "name": f"chat-{host.name}", "copy": copy, "engine": row, "arg_max_model_len": "1024",
-        "arguments": "--enforce-eager --max-num-seqs 4", "expected": "Paris", "reason": "live test",
-    }  # fmt: skip
-    answer = console.post("/deployments/new/", given)
-    job = re.search(r"/jobs/(\d+)/", str(answer.url) + answer.text)
-    assert job, answer.text[:3000]
-    return int(job[1])
-
-
-def serving(console: OpenConsole, host: NamespaceHost) -> tuple[int, int]:
-    """Port and pid of what serves on a host."""
-    query = (
-        "select i.port, a.pid from deployments_instance i join deployments_attempt a on a.instance_id = i.id"
-        " where i.host_id = ? and i.state = 'ready' order by a.number desc"
-    )
-    return console.rows(query, host_id(console, host.name))[0]
 
 
 def test_three_bare_machines_join_by_the_command_on_the_page(
@@ -163,8 +92,7 @@ def test_three_bare_machines_join_by_the_command_on_the_page(
 
 
 def test_a_wrong_pin_stops_the_join_before_the_token_is_spent(console: OpenConsole, hosts: list[NamespaceHost]) -> None:
-    page = console.post("/hosts/new/", {"name": "never"}).text
-    command = unescape(re.search(r"<code>(python3 -c .*?)</code>", page, re.DOTALL)[1])  # type: ignore[index]
+    command = join_command(console, "never")
     pin = re.search(r"--ca-sha256 ([0-9a-f]{64})", command)
     assert pin
     other = hosts[1].run(command.replace(pin[1], "0" * 64), "--home", str(hosts[1].home / "other"))
@@ -178,13 +106,13 @@ def test_each_serves_and_one_is_cut_off_without_anything_stopping(
 ) -> None:
     model = engine_cache() / "models" / MODEL
     jobs = [
-        deploy(console, host, "standin" if number else first_engine, model.resolve())
+        deploy(console, host.name, "standin" if number else first_engine, model.resolve())
         for number, host in enumerate(hosts)
     ]
     for job in jobs:
         console.wait_job(job, seconds=600)
     cut = hosts[0]
-    port, pid = serving(console, cut)
+    port, pid = serving(console, cut.name)
     assert cut.answers(port)
     cut.cut_off()
     began = time.monotonic()
@@ -207,6 +135,6 @@ def test_each_serves_and_one_is_cut_off_without_anything_stopping(
     console.wait_job(job, seconds=120)
     started = "select count(*) from jobs_event where job_id = ? and text like 'Verify files succeeded%'"
     assert console.one(started, job) == 1
-    assert serving(console, cut) == (port, pid)
+    assert serving(console, cut.name) == (port, pid)
     assert Path(f"/proc/{pid}").exists()
     assert console.one("select restarts from deployments_instance where host_id = ?", number) == 0

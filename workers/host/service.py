@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from workers.host.drivers.systemd import SystemdDriver
 from workers.host.files import read_json
 from workers.host.keeper import current_link, point_current
 from workers.host.processes import facts_of
@@ -64,22 +65,44 @@ WantedBy={target}
 
 
 def install_unit(config: HostConfig, config_path: Path) -> Path:
-    """Write the unit, start it now and at every boot; returns the unit's path. Raises ServiceError."""
+    """Write the unit, start it now and at every boot; returns the unit's path. Raises ServiceError.
+
+    Engines get units of their own then, too: an agent's unit that held them would be stopped with all of them when the
+    kernel kills one for its memory.
+    """
     program = shutil.which("systemctl")
     if program is None or not Path("/run/systemd/system").is_dir():
         raise ServiceError(
             "systemd does not run here. Leave --systemd out, or start the agent by what runs services here."
         )
+    scope = []
+    if os.geteuid() != 0:
+        scope = ["--user"]
+        _have_a_manager()
+    config.model_copy(update={"driver": "systemd"}).save(config_path)
     path = unit_path(config.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(systemd_unit(config.name, config_path))
-    scope = [] if os.geteuid() == 0 else ["--user"]
     for words in (["daemon-reload"], ["enable", path.name], ["restart", path.name]):
         _run([program, *scope, *words])
-    if scope and (linger := shutil.which("loginctl")):
+    return path
+
+
+def _have_a_manager() -> None:
+    """Have systemd keep a manager for this person's services, which `sudo -u` and `su` alone don't bring; ServiceError if
+    it has none.
+    """
+    if linger := shutil.which("loginctl"):
         # Without it, the person's services end with their last session, and don't start at boot.
         _run([linger, "enable-linger"])
-    return path
+    os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    end = time.monotonic() + _START_SECONDS
+    while why := SystemdDriver().why_not():
+        if time.monotonic() > end:
+            raise ServiceError(
+                f"{why.partition('. ')[0]}. Sign in as this user in a session of its own, or join as root."
+            )
+        time.sleep(0.1)
 
 
 def start_detached(config: HostConfig, config_path: Path) -> int:
