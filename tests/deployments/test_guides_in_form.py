@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db
 
 GUIDES = [
     ("vllm serve {path} --model-name shop", "never existed", ""),
-    ("vllm serve {path} --dtype fp8", "isn't the type that is computed in", ""),
+    ("vllm serve {path} --dtype fp8", "isn't the type that is computed in", "--dtype auto"),
     ("vllm serve {path} --rope-theta 1000000", "config.json", ""),
     ("vllm serve {path} --swap-space 16", "never swaps them", "--kv-offloading-size 16"),
     ("vllm serve {path} --num-scheduler-steps 8", "Multi-step scheduling", ""),
