@@ -5,6 +5,7 @@ The console runs from a copy of the code, so that it can become a newer one: the
 
 import json
 import os
+import pwd
 import shlex
 import shutil
 import signal
@@ -26,6 +27,8 @@ from tests.ports import free_port
 
 NAME = "gpu-s"
 UNIT = f"slipway-host-{NAME}.service"
+PERSON = "slip"
+KEPT = "systemd, each in a unit of its own"
 
 
 @dataclass
@@ -70,6 +73,10 @@ class Service:
 
 def shown(name: str, unit: str = UNIT) -> str:
     return subprocess.check_output(["systemctl", "show", "--value", "-p", name, unit], text=True).strip()
+
+
+def page_of(console: OpenConsole, host: str) -> str:
+    return console.get(f"/hosts/{host_id(console, host)}/").text
 
 
 def main_pid() -> int:
@@ -118,9 +125,8 @@ def test_the_command_with_systemd_makes_a_service_that_starts_at_every_boot(serv
     assert shown("KillMode") == "process"
     wait_for("the host is online", lambda: is_online(service.console, NAME), seconds=120)
     assert service.config["driver"] == "systemd"
-    page = service.console.get(f"/hosts/{host_id(service.console, NAME)}/").text
-    assert "systemd, each in a unit of its own" in page
-    assert "It is the version that this console comes with." in page
+    wait_for("the page says how engines are kept", lambda: KEPT in page_of(service.console, NAME), seconds=60)
+    assert "It is the version that this console comes with." in page_of(service.console, NAME)
 
 
 def test_an_engine_gets_a_unit_of_its_own_and_outlives_its_agent_s_crash_and_restart(service: Service) -> None:
@@ -156,13 +162,12 @@ def test_the_page_upgrades_the_agent_and_engines_go_on(service: Service) -> None
     console = service.console
     old, served = service.said_version(), serving(console, NAME)
     service.restart_console(appended_to="workers/host/vitals.py", code="\n# a newer console\n")
-    page = console.get(f"/hosts/{host_id(console, NAME)}/").text
-    assert "An upgrade is ready" in page
+    assert "An upgrade is ready" in page_of(console, NAME)
     console.wait_job(service.upgrade(), seconds=400)
     new = service.said_version()
     assert new != old
     assert (service.current(), (service.versions / old).is_dir()) == (new, True)
-    assert "It is the version that this console comes with." in console.get(f"/hosts/{host_id(console, NAME)}/").text
+    assert "It is the version that this console comes with." in page_of(console, NAME)
     assert serving(console, NAME) == served
     assert Path(f"/proc/{served[1]}").exists()
     assert shown("ActiveState") == "active"
@@ -196,3 +201,23 @@ def test_a_host_that_is_removed_has_no_way_in_at_once(service: Service) -> None:
     assert not console.rows("select 1 from fleet_host where name = ?", NAME)
     with pytest.raises(redis.RedisError):
         broker.ping()
+
+
+def test_a_person_without_rights_joins_as_a_service_of_her_own(service: Service) -> None:
+    """Nobody is signed in as her: as with `sudo -u`, there is no session and no manager of hers."""
+    for words in (["useradd", "--create-home", PERSON], ["systemctl", "start", "dbus.socket", "systemd-logind"]):
+        subprocess.run(words, check=True, timeout=60)
+    home = Path(pwd.getpwnam(PERSON).pw_dir)
+    surroundings = [f"{name}={value}" for name, value in bare_environment(home).items()]
+    subprocess.run(["chown", "--recursive", PERSON, str(home)], check=True, timeout=60)
+    command = [*shlex.split(join_command(service.console, "gpu-u")), "--systemd"]
+    as_her = ["runuser", "-u", PERSON, "--", "env", "-i", *surroundings]
+    done = subprocess.run([*as_her, *command], cwd=home, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    unit = home / ".config" / "systemd" / "user" / "slipway-host-gpu-u.service"
+    assert f"its agent runs as a service: {unit}" in done.stdout
+    assert unit.exists()
+    assert Path("/var/lib/systemd/linger", PERSON).exists(), "it starts at boot"
+    wait_for("the host is online", lambda: is_online(service.console, "gpu-u"), seconds=120)
+    wait_for("the page says how engines are kept", lambda: KEPT in page_of(service.console, "gpu-u"), seconds=60)
+    assert "no systemd manager of this user" not in page_of(service.console, "gpu-u")

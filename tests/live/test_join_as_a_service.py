@@ -27,4 +27,4 @@ def test_a_host_joins_as_a_service_and_its_agent_is_upgraded_from_the_page(tmp_p
     finally:
         box.stop()
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "5 passed" in done.stdout
+    assert "6 passed" in done.stdout

@@ -1,6 +1,7 @@
 """How the agent is started for good: as a service of systemd, or detached where there is none."""
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -75,34 +76,41 @@ def install_unit(config: HostConfig, config_path: Path) -> Path:
         raise ServiceError(
             "systemd does not run here. Leave --systemd out, or start the agent by what runs services here."
         )
-    scope = []
-    if os.geteuid() != 0:
-        scope = ["--user"]
-        _have_a_manager()
     config.model_copy(update={"driver": "systemd"}).save(config_path)
     path = unit_path(config.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(systemd_unit(config.name, config_path))
+    scope = []
+    if os.geteuid() != 0:
+        scope = ["--user"]
+        _have_a_manager(path.name)
     for words in (["daemon-reload"], ["enable", path.name], ["restart", path.name]):
         _run([program, *scope, *words])
     return path
 
 
-def _have_a_manager() -> None:
-    """Have systemd keep a manager for this person's services, which `sudo -u` and `su` alone don't bring; ServiceError if
-    it has none.
+def _have_a_manager(unit: str) -> None:
+    """Have systemd keep a manager for this person's services; ServiceError with what is left to do if it has none.
+
+    `sudo -u` and `su` alone bring none, and without lingering it ends with the last session and doesn't start at boot.
     """
-    if linger := shutil.which("loginctl"):
-        # Without it, the person's services end with their last session, and don't start at boot.
-        _run([linger, "enable-linger"])
+    user = pwd.getpwuid(os.getuid()).pw_name
+    trouble = ""
+    if not Path("/var/lib/systemd/linger", user).exists() and (linger := shutil.which("loginctl")):
+        try:
+            # By name: logind does not guess who asks where there is no session.
+            _run([linger, "enable-linger", user])
+        except ServiceError as error:
+            trouble = f"{error}. "
     os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     end = time.monotonic() + _START_SECONDS
-    while why := SystemdDriver().why_not():
-        if time.monotonic() > end:
-            raise ServiceError(
-                f"{why.partition('. ')[0]}. Sign in as this user in a session of its own, or join as root."
-            )
+    while not trouble and (why := SystemdDriver().why_not()):
+        trouble = why.partition(". ")[0] + ". " if time.monotonic() > end else ""
         time.sleep(0.1)
+    if trouble:
+        raise ServiceError(
+            f"{trouble}As root, run `loginctl enable-linger {user}`; then, as {user}, `systemctl --user enable --now {unit}`."
+        )
 
 
 def start_detached(config: HostConfig, config_path: Path) -> int:
