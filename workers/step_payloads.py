@@ -27,6 +27,7 @@ class PreflightPayload(Message):
 
     engine: str
     model_path: str
+    """Empty: a later step of the job fetches the files."""
     port: int | None = None
     """The port that was asked for; `None` lets the host choose one."""
     reserved_ports: list[int] = []

@@ -1,7 +1,7 @@
 """Changing a deployment: a new numbered spec, what that does to what runs, and going back to an older one."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.db import transaction
@@ -18,6 +18,7 @@ from console.common.states import move
 from console.deployments import arguments_check, claims, launches, rooms, services
 from console.deployments.models import Deployment, Instance, Spec
 from console.fleet.models import Engine
+from console.jobs import copy_fetching
 from console.jobs import services as jobs
 from console.jobs.copy_checks import verify_step
 from console.jobs.models import Job
@@ -252,6 +253,7 @@ def change(
         deployment = Deployment.objects.select_for_update().get(pk=deployment.pk)
         if busy := jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk):
             raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
+        wish = replace(wish, copy=copy_fetching.stored(wish.copy))
         claims.lock(wish.as_spec(deployment, 0))
         planned = effect(deployment, wish)
         services.check_copy(wish.as_spec(deployment, 0))
@@ -287,11 +289,13 @@ def _replace(
         if turn.place is not None:
             new = services.new_instances(deployment, spec, [turn.place])[0]
             fresh.append(new.pk)
-            steps.add(new, *services.preparation(new, verified=steps.verified))
+            steps.prepare(new, actor=actor)
             steps.add(new, *services.bring_up(new, spec.start_deadline_seconds))
         elif old is not None and not turn.stop:
             if spec.copy_id not in steps.verified:
                 steps.verified.add(spec.copy_id)
+                if copy_fetching.is_absent(spec.copy):
+                    steps.fetch(old, spec.copy, actor=actor)
                 steps.add(old, verify_step(spec.copy))
             steps.add(old, *services.bring_up(old, spec.start_deadline_seconds))
         if old is not None and (turn.stop or turn.place is not None):

@@ -86,7 +86,9 @@ def find(spec: Spec, *, replicas: int | None = None, without: Collection[int] = 
 
 def _sites(spec: Spec) -> list[rooms.Site]:
     """Read anew: what a request looked at before it had the lock may be old."""
-    copy = Copy.objects.select_related("host", "revision__model__origin").get(pk=spec.copy_id)
+    rows = Copy.objects.select_related("host", "revision__model__origin")
+    # A change that is only looked at may name a copy that is not there yet, and not stored.
+    copy = rows.get(pk=spec.copy_id) if spec.copy_id is not None else spec.copy
     return rooms.sites_of(copy, spec.engine, here_only=rule_of(spec).strategy not in WIDE)
 
 

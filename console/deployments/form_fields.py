@@ -2,13 +2,16 @@
 
 import re
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 from django import forms
+from django.forms.models import ModelChoiceIterator, ModelChoiceIteratorValue
 from django.utils.translation import gettext_lazy as _
 
 from console.common.spans import readable_bytes
 from console.common.states import LOOKS
+from console.jobs.copy_fetching import Absent
 from workers.vllm.own_options import ALLOWED_PREFIXES, forbidden_variable
 
 ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
@@ -26,15 +29,48 @@ class OptionWithHost(forms.Select):
         return option
 
 
+class _PresentThenAbsent(ModelChoiceIterator):  # type: ignore[type-arg]
+    """Copies that are there, and then those that the job would fetch first."""
+
+    field: "CopyField"
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+        if absent := self.field.absent():
+            yield (_("Fetched first"), [(ModelChoiceIteratorValue(one.value, one.copy), _label(one)) for one in absent])
+
+
 class CopyField(forms.ModelChoiceField):  # type: ignore[type-arg]
-    """A model's files on a host."""
+    """A model's files on a host, or a revision that the host has yet to fetch: a copy that is not stored."""
 
     widget = OptionWithHost
+    iterator = _PresentThenAbsent
+    absent: Callable[[], list[Absent]] = staticmethod(list)
+    """What can be fetched first; asked only where the choices are drawn."""
+    find_absent: Callable[[str], Absent | None] = staticmethod(lambda _value: None)
+
+    def to_python(self, value: Any) -> Any:
+        """A copy. ValidationError for one that is not offered."""
+        if not isinstance(value, str) or "@" not in value:
+            return super().to_python(value)
+        found = self.find_absent(value)
+        if found is None:
+            raise forms.ValidationError(self.error_messages["invalid_choice"], code="invalid_choice")
+        return found.copy
 
     def label_from_instance(self, copy: Any) -> str:
         """Model, host, verification, size."""
         size = f" · {readable_bytes(copy.size_bytes)}" if copy.size_bytes else ""
         return f"{copy.revision.model} · {copy.host} · {LOOKS[copy.state].word}{size}"
+
+
+def _label(absent: Absent) -> str:
+    """Model, commit, host, from where, size."""
+    copy = absent.copy
+    where = _("copied from %(host)s") % {"host": absent.giver.host} if absent.giver else _("downloaded")
+    size = f" · {readable_bytes(copy.size_bytes)}" if copy.size_bytes else ""
+    commit = f" · {copy.revision.commit[:8]}" if copy.revision.is_pinned else ""
+    return f"{copy.revision.model} · {copy.host} · {where}{size}{commit}"
 
 
 class EngineField(forms.ModelChoiceField):  # type: ignore[type-arg]

@@ -255,7 +255,8 @@ def _preview(form: DeployForm) -> dict[str, Any]:
     data = form.cleaned_data
     copy, engine = data.get("copy"), data.get("engine")
     argv = services.preview_command(
-        model_path=copy.path if copy else "MODEL",
+        # Where fetched files will lie is said by the host.
+        model_path=copy.path if copy and copy.path.startswith("/") else "MODEL",
         name=data.get("name") or (form.changing.name if form.changing else "NAME"),
         port=data.get("port"),
         arguments=form.argv(),

@@ -3,12 +3,12 @@
 import uuid
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from django import forms
 from django.core.validators import RegexValidator
-from django.db.models import Case, IntegerField, When
+from django.db.models import Case, IntegerField, QuerySet, When
 from django.urls import reverse
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
@@ -26,11 +26,16 @@ from console.deployments.models import MOST_REPLICAS, NAME_PATTERN, Deployment
 from console.deployments.place_presentation import Places, places
 from console.deployments.placement import Rule
 from console.fleet.labels import LabelsField
-from console.fleet.models import Device, Engine
+from console.fleet.models import Device, Engine, Host
+from console.jobs import copy_fetching
 from workers.contracts import Probe, RestartPolicy
 from workers.vllm.arguments import ArgumentSchema, Finding, Value, argv_from_values, guarded
 
 DEFAULT_START_MINUTES = 30
+
+
+def _with_engine() -> QuerySet[Host]:
+    return Host.objects.filter(pk__in=Engine.objects.filter(present=True).values("host"))
 
 
 def _mono(placeholder: str) -> forms.Textarea:
@@ -44,7 +49,9 @@ class DeployForm(HealthFields):
         label=_("Model"),
         queryset=Copy.objects.none(),
         empty_label=_("Choose a model"),
-        help_text=_("Its files on one host. Verified ones come first; the job verifies again before it starts."),
+        help_text=_(
+            "Its files on one host, verified ones first. What a host hasn't yet is fetched and verified by the job."
+        ),
     )
     engine = EngineField(
         label=_("Engine"),
@@ -187,6 +194,8 @@ class DeployForm(HealthFields):
                 verified_first, "revision__model__name", "host__name"
             )
         )
+        self.fields["copy"].absent = lambda: copy_fetching.offered(user, _with_engine())  # type: ignore[attr-defined]
+        self.fields["copy"].find_absent = partial(copy_fetching.find, user)  # type: ignore[attr-defined]
         engines = Engine.objects.filter(present=True).select_related("host")
         self.fields["engine"].queryset = policies.visible(  # type: ignore[attr-defined]
             user, engines, team_path="host__team"

@@ -9,12 +9,13 @@ from console.catalog.models import Copy
 from console.common import live
 from console.common.errors import Refused
 from console.common.states import move
-from console.deployments import claims, rooms, services
+from console.deployments import claims, fetching, rooms, services
 from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
 from console.fleet import desired
 from console.fleet.models import Engine
+from console.jobs import copy_fetching
 from console.jobs import services as jobs
-from console.jobs.copy_checks import store_damage, store_verification, trim_result, verify_payload
+from console.jobs.copy_checks import store_damage, store_verification, trim_result
 from console.jobs.kinds import JobHandler, RunAgain, register
 from console.jobs.models import Job, Step
 from workers.contracts import Level, StepKind
@@ -27,6 +28,8 @@ class BringUpHandler(JobHandler):
 
     def payload(self, step: Step) -> dict[str, Any]:
         """Ports promised to others, and the start number, as they are now."""
+        if fetcher := fetching.fetcher_of(step):
+            return fetcher.payload(step)
         payload = dict(step.payload)
         instance = instance_at(step)
         if step.kind == StepKind.PREFLIGHT:
@@ -35,13 +38,20 @@ class BringUpHandler(JobHandler):
                 others.exclude(state__in=("stopped", "crashed")).values_list("port", flat=True)
             )
         elif step.kind == StepKind.VERIFY:
-            payload = verify_payload(instance.copy, launch=True)
+            payload = fetching.verification(step, instance.copy)
         elif step.kind in BRING_UP:
             payload["start"] = instance.start
         return payload
 
+    def secrets(self, step: Step) -> dict[str, str]:
+        """What the source, or the giving host, asks for."""
+        fetcher = fetching.fetcher_of(step)
+        return fetcher.secrets(step) if fetcher else {}
+
     def before_step(self, step: Step) -> None:
         """The launch step waits for what the desired state orders: order it now."""
+        if fetcher := fetching.fetcher_of(step):
+            fetcher.before_step(step)
         if step.kind == StepKind.LAUNCH:
             instance = instance_at(step)
             instance.ordered = instance.run = True
@@ -49,7 +59,10 @@ class BringUpHandler(JobHandler):
             desired.change(instance.host)
 
     def step_succeeded(self, step: Step) -> None:
-        """Take over the port, the verification, and readiness."""
+        """Take over the port, what was fetched, the verification, and readiness."""
+        if fetcher := fetching.fetcher_of(step):
+            fetcher.step_succeeded(step)
+            return
         instance = instance_at(step)
         if step.kind == StepKind.PREFLIGHT:
             self._take_port(instance, step.result["port"])
@@ -89,6 +102,7 @@ class BringUpHandler(JobHandler):
         instance.save(update_fields=["failure"])
         if step.kind == StepKind.VERIFY:
             store_damage(instance.copy, failure, job=job.pk)
+        fetching.stop(job, step)
         _give_up_unready(job, reason=failure.get("message", ""))
         deployment = Deployment.objects.get(pk=job.about)
         if deployment.state == "deploying":
@@ -99,7 +113,8 @@ class BringUpHandler(JobHandler):
             live.changed("deployment", deployment.pk)
 
     def job_cancelled(self, job: Job) -> None:
-        """Stop what was being started; replicas that are ready serve on."""
+        """Stop what was being fetched and started; replicas that are ready serve on."""
+        fetching.stop(job)
         _give_up_unready(job, reason=_("cancelled"))
         deployment = Deployment.objects.get(pk=job.about)
         serves = deployment.instances.filter(run=True, state="ready").exists()
@@ -110,12 +125,16 @@ class BringUpHandler(JobHandler):
 
     def resume_from(self, step: Step) -> int:
         """A failed start left no process: whatever failed after the launch, that instance's launch comes first again."""
+        if fetcher := fetching.fetcher_of(step):
+            first = step.job.steps.filter(kind__in=copy_fetching.FETCHING).order_by("position")[0].position
+            return max(first, fetcher.resume_from(step))
         instance = instance_at(step).pk
         launches = [one for one in step.job.steps.filter(kind=StepKind.LAUNCH) if instance_at(one).pk == instance]
         return min(step.position, launches[0].position)
 
-    def before_retry(self, job: Job, step: Step) -> None:  # noqa: ARG002
+    def before_retry(self, job: Job, step: Step) -> None:
         """New starts of the instances that were not ready, with claims anew: others may have taken their memory."""
+        fetching.go_on(job, step)
         for instance in instances_of(job):
             if instance.bring_up == "job":
                 _start_again(instance)
@@ -158,7 +177,7 @@ class ChangeHandler(BringUpHandler):
     def payload(self, step: Step) -> dict[str, Any]:
         """Verification is of the new spec's files."""
         if step.kind == StepKind.VERIFY:
-            return verify_payload(_copy_wanted(step), launch=True)
+            return fetching.verification(step, _copy_wanted(step))
         return super().payload(step)
 
     def before_step(self, step: Step) -> None:
@@ -218,6 +237,7 @@ class ChangeHandler(BringUpHandler):
 
     def job_failed(self, job: Job, step: Step) -> None:
         """Before the first swap nothing was touched: what serves goes on serving."""
+        fetching.stop(job, step)
         if step.kind == StepKind.VERIFY:
             store_damage(_copy_wanted(step), step.failure or {}, job=job.pk)
         if step.kind == StepKind.STOP or not _touched(job):
@@ -230,6 +250,7 @@ class ChangeHandler(BringUpHandler):
         if _touched(job):
             super().job_cancelled(job)
         else:
+            fetching.stop(job)
             self._leave_as_it_was(job, reason=_("cancelled"))
 
     def _leave_as_it_was(self, job: Job, *, reason: str) -> None:
@@ -244,8 +265,9 @@ class ChangeHandler(BringUpHandler):
         """A change whose files were not sound, or whose old instance didn't stop, begins there again."""
         return step.position if step.kind in (StepKind.VERIFY, StepKind.STOP) else super().resume_from(step)
 
-    def before_retry(self, job: Job, step: Step) -> None:  # noqa: ARG002
+    def before_retry(self, job: Job, step: Step) -> None:
         """A new start of each instance of the new spec that was not ready; the others are left alone."""
+        fetching.go_on(job, step)
         spec = _wanted_spec(job).pk
         for instance in instances_of(job):
             if instance.spec_id == spec and instance.bring_up == "job":

@@ -22,6 +22,7 @@ from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spe
 from console.deployments.rooms import Site
 from console.fleet import desired
 from console.fleet.models import Engine, Host
+from console.jobs import copy_fetching
 from console.jobs import services as jobs
 from console.jobs.copy_checks import verify_step
 from console.jobs.models import Job
@@ -88,7 +89,7 @@ def create(
             spec = Spec.objects.create(
                 deployment=deployment,
                 number=1,
-                copy=copy,
+                copy=copy_fetching.stored(copy),
                 engine=engine,
                 host=copy.host,
                 devices=list(devices),
@@ -141,9 +142,8 @@ def _deploy(deployment: Deployment, *, actor: User | None, reason: str, idempote
     move(deployment, to="deploying", reason=reason, actor=actor)
     steps = StepsOfInstances()
     for instance in instances:
-        steps.add(
-            instance, *preparation(instance, verified=steps.verified), *bring_up(instance, spec.start_deadline_seconds)
-        )
+        steps.prepare(instance, actor=actor)
+        steps.add(instance, *bring_up(instance, spec.start_deadline_seconds))
     job = jobs.create(
         kind="deploy",
         title=_("Deploy %(name)s") % {"name": deployment},
@@ -167,26 +167,38 @@ class StepsOfInstances:
     owners: list[int] = field(default_factory=list)
     verified: set[int] = field(default_factory=set)
     """Copies that an earlier step verifies."""
+    fetched: dict[str, Any] = field(default_factory=dict)
+    """What the job's payload says of the copy that it fetches; only a spec's own copy can be absent."""
 
     def add(self, instance: Instance, *steps: PlannedStep) -> None:
         """Append steps of an instance; they run on its host."""
         self.planned += [replace(step, host=step.host or instance.host) for step in steps]
         self.owners += [instance.pk] * len(steps)
 
+    def prepare(self, instance: Instance, *, actor: User | None) -> None:
+        """Append what comes before an instance's launch. Each copy is verified once, and fetched before if it isn't there."""
+        copy = instance.copy
+        if copy.pk in self.verified:
+            self.add(instance, PlannedStep(StepKind.PREFLIGHT, _preflight(instance), PREFLIGHT_SECONDS))
+            return
+        self.verified.add(copy.pk)
+        absent = copy_fetching.is_absent(copy)
+        self.add(instance, PlannedStep(StepKind.PREFLIGHT, _preflight(instance, files=not absent), PREFLIGHT_SECONDS))
+        if absent:
+            self.fetch(instance, copy, actor=actor)
+        self.add(instance, verify_step(copy))
+
+    def fetch(self, instance: Instance, copy: Copy, *, actor: User | None) -> None:
+        """Append the steps that bring a copy's files to the instance's host."""
+        fetch = copy_fetching.begin(copy, actor=actor)
+        self.fetched = fetch.payload
+        self.add(instance, *fetch.steps)
+
     @property
     def payload(self) -> dict[str, Any]:
-        """What the job's handler reads: the instances, and the owner of the step at each position."""
+        """What the job's handler reads: the instances, the owner of the step at each position, what is fetched."""
         instances = list(dict.fromkeys(self.owners))
-        return {"instance": instances[0], "instances": instances, "owners": self.owners}
-
-
-def preparation(instance: Instance, *, verified: set[int]) -> list[PlannedStep]:
-    """The steps before a launch. A copy that `verified` names is verified by then; this one's is added to it."""
-    steps = [PlannedStep(StepKind.PREFLIGHT, _preflight(instance), PREFLIGHT_SECONDS)]
-    if instance.copy.pk not in verified:
-        verified.add(instance.copy.pk)
-        steps.append(verify_step(instance.copy))
-    return steps
+        return {"instance": instances[0], "instances": instances, "owners": self.owners, **self.fetched}
 
 
 def new_instances(deployment: Deployment, spec: Spec, places: Sequence[claims.Place]) -> list[Instance]:
@@ -219,10 +231,10 @@ def _instance_for(deployment: Deployment, spec: Spec, site: Site, *, besides: Se
     return instance
 
 
-def _preflight(instance: Instance) -> dict[str, Any]:
+def _preflight(instance: Instance, *, files: bool = True) -> dict[str, Any]:
     return PreflightPayload(
         engine=instance.engine.key,
-        model_path=instance.copy.path,
+        model_path=instance.copy.path if files else "",
         port=instance.spec.port,
         port_range=(instance.host.port_first, instance.host.port_last),
         environment=instance.spec.environment,
@@ -526,6 +538,8 @@ def check_fits_together(copy: Copy, engine: Engine, port: int | None) -> None:
 
 def check_copy(spec: Spec) -> None:
     """Refuse what can't come up: files that are gone or on their way, and code that no admin allowed."""
+    if copy_fetching.is_absent(spec.copy):
+        return  # it is fetched first; what it holds is judged by its verification
     if spec.copy.state in ("downloading", "incomplete", "deleting", "removed"):
         raise Refused(
             _("%(copy)s is %(state)s. Choose another copy, or wait until it is complete.")

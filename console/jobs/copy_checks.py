@@ -141,8 +141,17 @@ def refuse_busy(copy: Copy) -> None:
         raise Refused(_("This copy was removed from %(host)s.") % {"host": copy.host})
     if busy := live_jobs(subject_kind="copy", subject_id=copy.pk):
         raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
-    if given := Job.objects.filter(kind="copy", state__in=LIVE_STATES, payload__giver=copy.pk).first():
+    if fetching := _fetching(copy):
+        raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": fetching})
+    if given := Job.objects.filter(state__in=LIVE_STATES, payload__giver=copy.pk).first():
         raise Refused(_("“%(job)s” reads from it. Wait for it or cancel it.") % {"job": given})
+
+
+def _fetching(copy: Copy) -> Job | None:
+    """A deploy that fetches this copy on its way."""
+    if copy.state != "downloading":
+        return None
+    return Job.objects.filter(state__in=LIVE_STATES, payload__fetch=copy.pk).first()
 
 
 def bad_files(copy: Copy) -> list[str]:

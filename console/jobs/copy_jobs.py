@@ -125,12 +125,12 @@ def _revision(wish: Wish, actor: User) -> Revision:
 
 def _download_to(host: Host, revision: Revision, files: list[str], actor: User, key: str, rate_limit: int) -> Job:
     copy = receiving_copy(host, revision, files, actor, path=f"hub/{revision.model.repository}/{revision.commit}")
-    payload = _download_payload(copy, rate_limit=rate_limit)
+    payload = download_payload(copy, rate_limit=rate_limit)
     title = _("Download %(model)s to %(host)s")
     return _fetch(copy, kind="download", title=title, actor=actor, key=f"{key}-{host.pk}", payload=payload)
 
 
-def receiving_copy(host: Host, revision: Revision, files: list[str], actor: User, *, path: str) -> Copy:
+def receiving_copy(host: Host, revision: Revision, files: list[str], actor: User | None, *, path: str) -> Copy:
     """The copy that a revision's files on a host will be, made or taken up again. Raises Refused if it is there.
 
     Where it will lie is said by the host; until then `path`, the name of its folder, keeps it unique.
@@ -204,7 +204,7 @@ def repair(copy: Copy, *, actor: User, reason: str = "") -> Job:
         )  # fmt: skip
         live.changed("model", copy.revision.model_id)
         title = _("Repair %(model)s on %(host)s")
-        return _fetch(copy, kind="repair", title=title, actor=actor, payload=_download_payload(copy, repair=bad))
+        return _fetch(copy, kind="repair", title=title, actor=actor, payload=download_payload(copy, repair=bad))
 
 
 def _fetch(copy: Copy, *, kind: str, title: str, actor: User, payload: dict[str, Any], key: str | None = None) -> Job:
@@ -222,7 +222,8 @@ def _fetch(copy: Copy, *, kind: str, title: str, actor: User, payload: dict[str,
     )
 
 
-def _download_payload(copy: Copy, *, repair: Sequence[str] = (), rate_limit: int = 0) -> dict[str, Any]:
+def download_payload(copy: Copy, *, repair: Sequence[str] = (), rate_limit: int = 0) -> dict[str, Any]:
+    """Payload of a step that fetches a copy's chosen files from its model's source."""
     revision = copy.revision
     origin = revision.model.origin
     if origin is None:
@@ -404,8 +405,9 @@ class DeleteHandler(JobHandler):
 
 
 def copy_of(job: Job) -> Copy:
-    """The copy that a job is about."""
-    return Copy.objects.select_related("revision__model__origin", "host").get(pk=job.about)
+    """The copy that a job is about, or that it fetches on its way."""
+    pk = job.payload.get("fetch") or job.about
+    return Copy.objects.select_related("revision__model__origin", "host").get(pk=pk)
 
 
 def register_handlers() -> None:

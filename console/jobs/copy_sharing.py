@@ -7,7 +7,7 @@ token, sealed. What a file must be is taken from the console's manifest and the 
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -41,8 +41,40 @@ _GIVER_AT_FAULT = ("copy.source_changed", "copy.checksum_mismatch")
 def givers(revision: Revision) -> list[Copy]:
     """Copies that can be given to another host: verified, every byte of them hashed. Online hosts come first."""
     rows = Copy.objects.filter(revision=revision, state="verified").select_related("revision__model__origin", "host")
+    return _sorted_givers(rows)
+
+
+def givers_by_revision() -> dict[int, list[Copy]]:
+    """`givers` of all revisions, in a number of queries that doesn't grow with them."""
+    rows = Copy.objects.filter(state="verified").select_related("revision__model__origin", "host")
+    found: dict[int, list[Copy]] = {}
+    for copy in _sorted_givers(rows.prefetch_related("revision__files")):
+        found.setdefault(copy.revision_id, []).append(copy)
+    return found
+
+
+def _sorted_givers(rows: Iterable[Copy]) -> list[Copy]:
     found = [copy for copy in rows if (files := _files_of(copy)) and all(file.get("sha256") for file in files)]
     return sorted(found, key=lambda copy: (not copy.host.is_online, copy.host.name))
+
+
+def paths_of(giver: Copy) -> list[str]:
+    """What a giving copy holds."""
+    return [str(file["path"]) for file in _files_of(giver)]
+
+
+def folder_of(giver: Copy) -> str:
+    """Folder of the receiving copy until its host says where it lies: unique on that host."""
+    return f"hub/{_repository(giver.revision)}/{_commit(giver)}"
+
+
+def fetch_steps(giver: Copy, *, rate_limit: int = 0) -> tuple[list[PlannedStep], dict[str, Any]]:
+    """Steps with which a host fetches from `giver`'s host, and what their job's payload must say for them."""
+    steps = [
+        PlannedStep(StepKind.SERVE_COPY, {}, OPEN_SECONDS, host=giver.host),
+        PlannedStep(StepKind.DOWNLOAD, {"rate_limit": rate_limit}, copy_jobs.DOWNLOAD_SECONDS),
+    ]
+    return steps, {"giver": giver.pk, "token": encrypt(secrets.token_urlsafe(32))}
 
 
 def share(giver: Copy, *, hosts: Sequence[Host], actor: User, idempotency_key: str, rate_limit: int = 0) -> list[Job]:
@@ -82,23 +114,17 @@ def _refuse_giver(giver: Copy) -> None:
 def _share_with(host: Host, giver: Copy, actor: User, key: str, rate_limit: int) -> Job:
     if host.pk == giver.host_id:
         raise Refused(_("%(host)s has it already.") % {"host": host}, field="hosts")
-    copy = copy_jobs.receiving_copy(
-        host, giver.revision, [str(file["path"]) for file in _files_of(giver)], actor,
-        path=f"hub/{_repository(giver.revision)}/{_commit(giver)}",
-    )  # fmt: skip
+    copy = copy_jobs.receiving_copy(host, giver.revision, paths_of(giver), actor, path=folder_of(giver))
+    steps, payload = fetch_steps(giver, rate_limit=rate_limit)
     return services.create(
         kind=KIND,
         title=_("Copy %(model)s from %(giver)s to %(host)s")
         % {"model": giver.revision.model, "giver": giver.host, "host": host},
         host=host,
-        steps=[
-            PlannedStep(StepKind.SERVE_COPY, {}, OPEN_SECONDS, host=giver.host),
-            PlannedStep(StepKind.DOWNLOAD, {"rate_limit": rate_limit}, copy_jobs.DOWNLOAD_SECONDS),
-            verify_step(copy),
-        ],
+        steps=[*steps, verify_step(copy)],
         actor=actor,
         subject=("copy", copy.pk),
-        payload={"giver": giver.pk, "token": encrypt(secrets.token_urlsafe(32))},
+        payload=payload,
         idempotency_key=key,
     )
 
@@ -108,7 +134,7 @@ def _files_of(copy: Copy) -> list[Mapping[str, Any]]:
     found = copy.manifest.get("files") if isinstance(copy.manifest, Mapping) else None
     if not copy.revision.is_pinned:
         return list(found or [])
-    listed = set(copy.revision.files.values_list("path", flat=True))
+    listed = {file.path for file in copy.revision.files.all()}
     return [file for file in found or [] if file["path"] in listed]
 
 
@@ -139,11 +165,7 @@ class CopyHandler(copy_jobs.FetchHandler):
         if step.kind == StepKind.DOWNLOAD:
             return self._download(step, giver)
         payload = verify_payload(copy_jobs.copy_of(step.job), launch=False)
-        source = _("the copy on %(host)s") % {"host": giver.host}
-        payload["checksums"] += [
-            {"path": file["path"], "algorithm": "sha256", "digest": file["sha256"], "source": source}
-            for file in _files_of(giver)
-        ]
+        payload["checksums"] += sums_of(giver)
         return payload
 
     def _serve(self, step: Step, giver: Copy) -> dict[str, Any]:
@@ -223,6 +245,15 @@ class CopyHandler(copy_jobs.FetchHandler):
         super().before_retry(job, step)
 
 
+def sums_of(giver: Copy) -> list[dict[str, str]]:
+    """What a verification of files that came from `giver` compares them with."""
+    source = _("the copy on %(host)s") % {"host": giver.host}
+    return [
+        {"path": file["path"], "algorithm": "sha256", "digest": file["sha256"], "source": source}
+        for file in _files_of(giver)
+    ]
+
+
 def giver_of(job: Job) -> Copy:
     """The copy that a job copies from."""
     return Copy.objects.select_related("revision__model__origin", "host").get(pk=job.payload["giver"])
@@ -231,7 +262,7 @@ def giver_of(job: Job) -> Copy:
 def offers(host: Host) -> dict[str, Any]:
     """What a host gives to others now: part of its desired state."""
     steps = host.steps.filter(
-        kind=StepKind.SERVE_COPY, job__kind=KIND, job__state__in=("queued", "running"), sent_at__isnull=False
+        kind=StepKind.SERVE_COPY, job__state__in=("queued", "running"), sent_at__isnull=False
     ).select_related("job")
     done = Step.objects.filter(job__in=[step.job_id for step in steps], kind=StepKind.DOWNLOAD, state="succeeded")
     over = set(done.values_list("job_id", flat=True))

@@ -53,4 +53,9 @@ def register(kind: str, handler: JobHandler) -> None:
 
 def handler_of(job: Job) -> JobHandler:
     """Handler of a job; one that does nothing more if its kind has none."""
-    return _handlers.get(job.kind) or JobHandler()
+    return handler_of_kind(job.kind)
+
+
+def handler_of_kind(kind: str) -> JobHandler:
+    """Handler of a kind of job: for jobs that hold another kind's steps."""
+    return _handlers.get(kind) or JobHandler()

@@ -25,7 +25,7 @@ def run(context: StepContext, payload: Payload) -> PreflightResult:
     """Return the facts and the chosen port; fail with the first thing that forbids a start."""
     config = context.config
     engine = find_engine(config.engines_dir, payload.engine)
-    path = resolve_model_path(config.models_dir, payload.model_path)
+    path = resolve_model_path(config.models_dir, payload.model_path) if payload.model_path else ""
     check_arguments(payload.arguments)
     check_environment(payload.environment)
     context.check()
