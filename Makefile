@@ -8,10 +8,12 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
+# Two processes, a file's tests in one of them; the tests of the one real engine and its console run alone.
+TWO := -n 2 --dist loadfile
 # Everything that touches the database runs a second time, on PostgreSQL.
 LEDGER_TESTS := $(wildcard tests/access tests/catalog tests/common tests/deployments tests/fleet tests/jobs tests/telemetry) \
   tests/operations/test_backup.py tests/operations/test_demo.py tests/operations/test_local_host.py
-ON_POSTGRES := $(PYTHON) -m tests.on_postgres $(BIN)/pytest -m "not live and not browser and not long" $(LEDGER_TESTS)
+ON_POSTGRES := $(PYTHON) -m tests.on_postgres $(BIN)/pytest $(TWO) -m "not live and not browser and not long" $(LEDGER_TESTS)
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -35,7 +37,9 @@ test: $(VENV)/.installed-dev  ## Run the tests, with a real engine and a real br
 	@$(PYTHON) -m tests.tools
 	engine=$$($(PYTHON) -m tests.engine)
 	eval "$$engine"
-	$(BIN)/pytest -m "not long" $(PYTEST)
+	only() { "$$@" || [ $$? -eq 5 ]; }  # 5: none of the tests that PYTEST asks for is among these
+	only $(BIN)/pytest $(TWO) -m "not long and not live" $(PYTEST)
+	only $(BIN)/pytest -m "live and not long" $(PYTEST)
 	$(ON_POSTGRES)
 
 test-all: $(VENV)/.installed-dev  ## Run every test and write docs/evidence/tests.md

@@ -53,9 +53,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis]:
 
 @pytest.fixture(autouse=True)
 def _default_team(request: pytest.FixtureRequest) -> None:
-    """Tests with real transactions empty all tables, the default team's with them: put it back."""
-    if marker := request.node.get_closest_marker("django_db"):
-        request.getfixturevalue("transactional_db" if marker.kwargs.get("transaction") else "db")
+    """Tests with real transactions empty all tables, the default team's with them: put it back, whatever ran before."""
+    marker = request.node.get_closest_marker("django_db")
+    if marker or not {"db", "transactional_db"}.isdisjoint(request.fixturenames):
+        real = (marker and marker.kwargs.get("transaction")) or "transactional_db" in request.fixturenames
+        request.getfixturevalue("transactional_db" if real else "db")
         Team.objects.get_or_create(pk=DEFAULT_TEAM_ID, defaults={"name": "default"})
 
 
