@@ -11,8 +11,7 @@ from html import escape
 from pathlib import Path
 
 from django.contrib.auth.decorators import login_not_required
-from django.http import FileResponse, Http404, HttpRequest, HttpResponse, JsonResponse
-from django.http.response import HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_POST
 
@@ -79,7 +78,7 @@ def wheels(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
 
 @login_not_required
 @require_GET
-def wheel(request: HttpRequest, name: str) -> HttpResponseBase:  # noqa: ARG001
+def wheel(request: HttpRequest, name: str) -> HttpResponse:  # noqa: ARG001
     """One wheel: the agent's own, or one of the folder for hosts without a package index."""
     own = host_wheel.current()
     if name == own.name:
@@ -88,7 +87,8 @@ def wheel(request: HttpRequest, name: str) -> HttpResponseBase:  # noqa: ARG001
     path = next((path for path in _offline_wheels() if path.name == name), None)
     if path is None:
         raise Http404(f"There is no wheel {name} here.")
-    return FileResponse(path.open("rb"), content_type=WHEEL_TYPE)
+    # Whole: under ASGI a file in parts is read as a whole all the same, with a warning.
+    return HttpResponse(path.read_bytes(), content_type=WHEEL_TYPE)
 
 
 def _offline_wheels() -> list[Path]:

@@ -94,6 +94,15 @@ class Host(Owned, Stateful):
         )
 
     @property
+    def join_token_expired(self) -> bool:
+        """True if a join command was made that nobody ran in time."""
+        return (
+            bool(self.join_token_sha256)
+            and self.join_token_expires_at is not None
+            and self.join_token_expires_at < timezone.now()
+        )
+
+    @property
     def presence(self) -> str:
         """`waiting` (never heard of), `online` or `offline`."""
         if self.last_seen_at is None:

@@ -96,7 +96,7 @@ def truth(host: Host, *, instances: int, ready: int, crashed: int = 0) -> str:
     if is_removed(host):
         return _("Removed. Its jobs stay in the ledger.")
     if host.last_seen_at is None:
-        return _("Waiting for its first sign of life. Run the join command on the machine.")
+        return _not_heard_of(host)
     if not host.is_online:
         text = _("Last heard of %(ago)s; what it does since then is unknown.") % {"ago": relative(host.last_seen_at)}
         if instances:
@@ -116,6 +116,14 @@ def truth(host: Host, *, instances: int, ready: int, crashed: int = 0) -> str:
         instances,
     ) % {"ready": ready, "count": instances}
     return f"{text} {fallen}".strip()
+
+
+def _not_heard_of(host: Host) -> str:
+    if host.join_token_expired:
+        return _("Nobody ran its join command in time, so it works no more. Make a new one.")
+    if host.join_token_sha256:
+        return _("Waiting for its first sign of life. Run the join command on the machine.")
+    return _("It has joined, but its agent was never heard of. The agent's log on the machine says why.")
 
 
 def warnings(host: Host) -> list[str]:

@@ -93,7 +93,7 @@ def join(*, token: str, public_key: str) -> Credentials:
         raise Refused(
             _("This join token is not known. It may have been used already: make a new one on the host's page.")
         )
-    if host.join_token_expires_at is None or host.join_token_expires_at < timezone.now():
+    if host.join_token_expires_at is None or host.join_token_expired:
         raise Refused(_("This join token has expired. Make a new one on the host's page."))
     try:
         seal(public_key, "test")

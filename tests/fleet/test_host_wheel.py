@@ -90,7 +90,7 @@ def test_a_folder_of_wheels_is_offered_with_its_hashes(tmp_path: Path, monkeypat
     assert host_wheel.current().name in page
     assert "notes" not in page
     served = Client().get("/api/hosts/wheels/redis-6.0-py3-none-any.whl")
-    assert b"".join(served.streaming_content) == b"wheel"
+    assert served.content == b"wheel"
     assert Client().get("/api/hosts/wheels/notes.txt").status_code == 404
     assert "'offline': True" in host_wheel.script()
 

@@ -75,6 +75,22 @@ def test_a_join_command_is_shown_once(admin: User) -> None:
     assert command[1] not in signed_in(admin).get(reverse("host_detail", args=[host.pk])).content.decode()
 
 
+def test_a_command_that_nobody_ran_in_time_is_not_waited_for(admin: User) -> None:
+    signed_in(admin).post(reverse("host_add"), {"name": "gpu-01"})
+    host = Host.objects.get(name="gpu-01")
+    waiting = signed_in(admin).get(reverse("host_arrival", args=[host.pk])).content.decode()
+    assert "Waiting for the command to be run, until" in waiting
+    Host.objects.update(join_token_expires_at=timezone.now() - timedelta(seconds=1))
+    late = signed_in(admin).get(reverse("host_arrival", args=[host.pk])).content.decode()
+    assert "works no more" in late
+    assert reverse("host_token", args=[host.pk]) in late
+    page = signed_in(admin).get(reverse("host_detail", args=[host.pk])).content.decode()
+    assert "Make a new one" in page
+    Host.objects.update(join_token_sha256="", join_token_expires_at=None, public_key="x")
+    page = signed_in(admin).get(reverse("host_detail", args=[host.pk])).content.decode()
+    assert "It has joined, but its agent was never heard of" in page
+
+
 @pytest.mark.parametrize("name", ["Upper", "-lead", "a b", "x" * 33, ""])
 def test_a_bad_host_name_is_refused_at_its_field(admin: User, name: str) -> None:
     answer = signed_in(admin).post(reverse("host_add"), {"name": name})
