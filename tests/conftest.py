@@ -51,6 +51,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis]:
     process.wait(10)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_permissions_after_a_flush() -> Iterator[None]:
+    """Nothing here asks for Django's permissions, and making them anew after each test with real transactions takes 0.2 s."""
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr("django.core.management.commands.flush.emit_post_migrate_signal", lambda *_, **__: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _default_team(request: pytest.FixtureRequest) -> None:
     """Tests with real transactions empty all tables, the default team's with them: put it back, whatever ran before."""

@@ -6,98 +6,23 @@ value is above it, or below it where less is worse. Thresholds are what the metr
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 from django.urls import reverse
-from django.utils import timezone
-from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
 
-from console.common.broker import connection
+from console.alerts.foresight import budgets, certificates, keys, predictions
+from console.alerts.readings import Condition, Reading, Scene, about_deployment, about_host, about_instance
 from console.common.models import StateChange
 from console.common.spans import readable_bytes, readable_duration
 from console.deployments import current
-from console.deployments.current import Current
-from console.deployments.models import Deployment, Instance
+from console.deployments.models import Deployment
 from console.fleet.models import Host
 from console.jobs.models import Step
-from console.jobs.reconcile import INGEST_PULSE
-from console.telemetry.baselines import Baselines
 from workers.host_facts import Gpu, facts_of, live_of
 
 BEFORE_ALERTS_SECONDS = 3600
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a condition says about one subject."""
-
-    subject: str
-    name: str
-    value: float
-    summary: str
-    cause: str = ""
-    url: str = ""
-    deployment: int | None = None
-    host: int | None = None
-
-
-@dataclass
-class Scene:
-    """One team's fleet at one moment, read once for all rules."""
-
-    team: int
-    now: datetime
-    instances: list[Instance]
-    hosts: list[Host]
-    currents: Mapping[Any, Current]
-    baselines: Baselines
-    reading_since: datetime | None = None
-    """Since when reports have been read without a break: nobody is silent for longer than someone listens."""
-
-    @classmethod
-    def of(cls, team: int, baselines: Baselines) -> "Scene":
-        """Read it."""
-        instances = list(
-            Instance.objects.filter(deployment__team_id=team)
-            .exclude(state="stopped")
-            .select_related("deployment", "host", "spec__engine")
-        )
-        hosts = [host for host in Host.objects.filter(team_id=team) if host.last_seen_at is not None]
-        found = current.of_instances([instance.uuid for instance in instances])
-        started = connection().hget(INGEST_PULSE, "started_at")
-        since = datetime.fromtimestamp(float(str(started)), tz=UTC) if started else None
-        return cls(team, timezone.now(), instances, hosts, found, baselines, since)
-
-    def deployments(self) -> dict[Deployment, list[Current]]:
-        """Deployments with the numbers of their instances that tell some."""
-        found: dict[Deployment, list[Current]] = {}
-        for instance in self.instances:
-            if instance.uuid in self.currents:
-                found.setdefault(instance.deployment, []).append(self.currents[instance.uuid])
-        return found
-
-
-@dataclass(frozen=True)
-class Condition:
-    """One thing that rules can be about."""
-
-    key: str
-    title: str | Promise
-    unit: str | Promise
-    """share, requests, seconds, /s, times, °C, restarts or state."""
-    read: Callable[[Scene], Iterable[Reading]]
-    help: str | Promise = ""
-    below: bool = False
-    """True where less is worse."""
-    measure: str = ""
-    """The line of `console.telemetry.measures` that has its history, for the preview; empty: it has none."""
-
-    def is_over(self, value: float, threshold: float) -> bool:
-        """True if the value is on the wrong side of the threshold."""
-        return value < threshold if self.below else value > threshold
 
 
 def _of_instances(name: str, text: Callable[[float], str]) -> Callable[[Scene], Iterable[Reading]]:
@@ -106,32 +31,9 @@ def _of_instances(name: str, text: Callable[[float], str]) -> Callable[[Scene], 
             numbers = scene.currents.get(instance.uuid)
             value = getattr(numbers, name) if numbers else None
             if value is not None:
-                yield _about(instance, value, text(value))
+                yield about_instance(instance, value, text(value))
 
     return read
-
-
-def _about(instance: Instance, value: float, summary: str, cause: str = "") -> Reading:
-    return Reading(
-        subject=f"instance:{instance.pk}",
-        name=str(instance),
-        value=value,
-        summary=summary,
-        cause=cause,
-        url=reverse("instance_detail", args=[instance.pk]),
-        deployment=instance.deployment_id,
-        host=instance.host_id,
-    )
-
-
-def _about_host(host: Host, value: float, summary: str, *, part: str = "", cause: str = "") -> Reading:
-    subject = f"host:{host.pk}" + (f":{part}" if part else "")
-    return Reading(subject, host.name, value, summary, cause, reverse("host_detail", args=[host.pk]), None, host.pk)
-
-
-def _about_deployment(deployment: Deployment, value: float, summary: str, cause: str = "") -> Reading:
-    url = reverse("deployment_metrics", args=[deployment.pk])
-    return Reading(f"deployment:{deployment.pk}", deployment.name, value, summary, cause, url, deployment.pk)
 
 
 def _percent(value: float) -> str:
@@ -143,7 +45,7 @@ def _errors(scene: Scene) -> Iterable[Reading]:
         whole = current.together(parts)
         if whole and whole.requests and whole.errors is not None:
             share = whole.errors / whole.requests
-            yield _about_deployment(deployment, share, _("%s of the last minute's requests failed.") % _percent(share))
+            yield about_deployment(deployment, share, _("%s of the last minute's requests failed.") % _percent(share))
 
 
 def _against_baseline(scene: Scene) -> Iterable[Reading]:
@@ -153,7 +55,7 @@ def _against_baseline(scene: Scene) -> Iterable[Reading]:
         if whole and whole.ttft_p95 is not None and usual:
             times = whole.ttft_p95 / usual
             text = _("The first token takes %(now).2f s (p95); usual here is %(usual).2f s.")
-            yield _about_deployment(deployment, times, text % {"now": whole.ttft_p95, "usual": usual})
+            yield about_deployment(deployment, times, text % {"now": whole.ttft_p95, "usual": usual})
 
 
 def _in_state(*states: str) -> Callable[[Scene], Iterable[Reading]]:
@@ -162,9 +64,9 @@ def _in_state(*states: str) -> Callable[[Scene], Iterable[Reading]]:
             if instance.state in states and not instance.is_unknown:
                 failure = instance.failure or {}
                 cause = str(failure.get("message", "")) or instance.state_reason
-                yield _about(instance, 1.0, _("It is %s.") % instance.look.word, cause)
+                yield about_instance(instance, 1.0, _("It is %s.") % instance.look.word, cause)
             else:
-                yield _about(instance, 0.0, "")
+                yield about_instance(instance, 0.0, "")
 
     return read
 
@@ -173,7 +75,7 @@ def _deployment_down(scene: Scene) -> Iterable[Reading]:
     for deployment in Deployment.objects.filter(team_id=scene.team, state__in=("failed", "serving", "degraded")):
         down = deployment.state == "failed"
         summary = _("No instance of it serves.") if down else ""
-        yield _about_deployment(deployment, float(down), summary, deployment.state_reason if down else "")
+        yield about_deployment(deployment, float(down), summary, deployment.state_reason if down else "")
 
 
 def _restarts(scene: Scene) -> Iterable[Reading]:
@@ -187,7 +89,9 @@ def _restarts(scene: Scene) -> Iterable[Reading]:
         counts[key] = counts.get(key, 0) + 1
     for instance in scene.instances:
         number = counts.get(instance.pk, 0)
-        yield _about(instance, number, _("It was restarted %d times within an hour.") % number, instance.state_reason)
+        yield about_instance(
+            instance, number, _("It was restarted %d times within an hour.") % number, instance.state_reason
+        )
 
 
 def _offline(scene: Scene) -> Iterable[Reading]:
@@ -199,7 +103,7 @@ def _offline(scene: Scene) -> Iterable[Reading]:
             "span": readable_duration(silent),
             "count": running,
         }
-        yield _about_host(host, silent, text)
+        yield about_host(host, silent, text)
 
 
 def _disk(scene: Scene) -> Iterable[Reading]:
@@ -207,7 +111,7 @@ def _disk(scene: Scene) -> Iterable[Reading]:
         total, free = host.vitals.get("disk_total"), host.vitals.get("disk_free")
         if host.is_online and total and free is not None:
             text = _("%(free)s of %(total)s are free.") % {"free": readable_bytes(free), "total": readable_bytes(total)}
-            yield _about_host(host, free / total, text)
+            yield about_host(host, free / total, text)
 
 
 def _gpus(scene: Scene) -> Iterable[tuple[Host, Gpu]]:
@@ -223,7 +127,7 @@ def _hot(scene: Scene) -> Iterable[Reading]:
             text = _("GPU %(index)d is at %(degrees)d °C.") % {"index": gpu.index, "degrees": gpu.temperature_c}
             held = ", ".join(gpu.slowdowns)
             cause = _("Its clocks are held down: %s") % held if held else ""
-            yield _about_host(host, gpu.temperature_c, text, part=f"gpu{gpu.index}", cause=cause)
+            yield about_host(host, gpu.temperature_c, text, part=f"gpu{gpu.index}", cause=cause)
 
 
 def _strangers(scene: Scene) -> Iterable[Reading]:
@@ -235,7 +139,7 @@ def _strangers(scene: Scene) -> Iterable[Reading]:
             "index": gpu.index,
         }
         names = ", ".join(f"{process.name or '?'} (pid {process.pid})" for process in strangers[:5])
-        yield _about_host(host, taken / gpu.memory_total, text, part=f"gpu{gpu.index}", cause=names)
+        yield about_host(host, taken / gpu.memory_total, text, part=f"gpu{gpu.index}", cause=names)
 
 
 def _xids(scene: Scene) -> Iterable[Reading]:
@@ -248,7 +152,7 @@ def _xids(scene: Scene) -> Iterable[Reading]:
         recent = [event for event in facts.xid.events if event.at >= began]
         text = _("The driver has reported %d errors within an hour.") % len(recent)
         cause = f"Xid {recent[-1].code} {recent[-1].bus_id}: {recent[-1].text}" if recent else ""
-        yield _about_host(host, len(recent), text, part="xid", cause=cause)
+        yield about_host(host, len(recent), text, part="xid", cause=cause)
 
 
 def _download_rate(scene: Scene) -> Iterable[Reading]:
@@ -341,6 +245,38 @@ CONDITIONS: Mapping[str, Condition] = {
         Condition("xid", gettext_lazy("Xid errors within an hour"), gettext_lazy("errors"), _xids),
         Condition("strangers", gettext_lazy("Device memory of strangers"), gettext_lazy("share"), _strangers),
         Condition("download_rate", gettext_lazy("Download rate"), "bytes/s", _download_rate, below=True),
+        Condition(
+            "key_days",
+            gettext_lazy("Days until an API key ends"),
+            gettext_lazy("days"),
+            keys,
+            gettext_lazy(
+                "Keys in use that no other key replaces yet. One that has ended is no trouble any more but a fact."
+            ),
+            below=True,
+        ),
+        Condition(
+            "certificate_days",
+            gettext_lazy("Days until a certificate ends"),
+            gettext_lazy("days"),
+            certificates,
+            gettext_lazy("Of the gateway, of the address for other machines, of the authority that hosts trust."),
+            below=True,
+        ),
+        Condition(
+            "budget",
+            gettext_lazy("Daily token budget used"),
+            gettext_lazy("share"),
+            budgets,
+            gettext_lazy("Of an API key or of the whole team, prompt and answer together; the day is UTC’s."),
+        ),
+        Condition(
+            "prediction",
+            gettext_lazy("Memory prediction off"),
+            gettext_lazy("share"),
+            predictions,
+            gettext_lazy("Planned against measured, of the latest start of each deployment."),
+        ),
         Condition("channel", gettext_lazy("Alert channel dead"), gettext_lazy("seconds"), _channels),
     )
 }
@@ -378,5 +314,9 @@ DEFAULTS: tuple[Default, ...] = (
     Default("xid", gettext_noop("GPU reports errors"), "xid", 0, 0, "critical"),
     Default("strangers", gettext_noop("Device memory taken by strangers"), "strangers", 0.05, 60, "warning"),
     Default("stalled", gettext_noop("Download stalled"), "download_rate", 1, 300, "warning"),
+    Default("key-ends", gettext_noop("API key ends soon"), "key_days", 7, 0, "warning"),
+    Default("certificate-ends", gettext_noop("Certificate ends soon"), "certificate_days", 14, 0, "critical"),
+    Default("budget", gettext_noop("Daily token budget nearly used"), "budget", 0.9, 0, "warning"),
+    Default("prediction", gettext_noop("Memory prediction far off"), "prediction", 0.10, 0, "info"),
     Default("channel", gettext_noop("Alert channel dead"), "channel", 0, 0, "critical"),
 )

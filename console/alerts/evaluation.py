@@ -14,8 +14,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from console.access.models import Team
-from console.alerts.conditions import CONDITIONS, DEFAULTS, Condition, Reading, Scene
+from console.alerts.conditions import CONDITIONS, DEFAULTS
 from console.alerts.models import Alert, Breach, Channel, Delivery, Rule, Silence
+from console.alerts.readings import Condition, Reading, Scene
 from console.common import live
 from console.common.states import move
 from console.telemetry.baselines import Baselines

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from console.alerts.conditions import CONDITIONS, Condition
+from console.alerts.conditions import CONDITIONS
 from console.alerts.evaluation import BACK_SHARE
+from console.alerts.readings import Condition
 from console.deployments.models import Deployment, Instance
 from console.telemetry import history
 from console.telemetry.history import Span

@@ -10,8 +10,8 @@ from django.utils import timezone
 
 from console.access.models import DEFAULT_TEAM_ID, Team
 from console.alerts import evaluation
-from console.alerts.conditions import Scene
 from console.alerts.models import Alert, Rule
+from console.alerts.readings import Scene
 from console.deployments import current
 from console.deployments.current import Current
 from console.deployments.models import Deployment, Instance

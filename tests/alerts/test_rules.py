@@ -2,19 +2,22 @@
 
 import math
 import time
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
 from django.utils import timezone, translation
 
+from console import env
 from console.alerts.conditions import CONDITIONS, DEFAULTS
 from console.alerts.models import Alert, Channel, Rule
+from console.common import authority
 from console.common.models import StateChange
 from console.common.states import move
-from console.deployments.models import Deployment, Instance
+from console.deployments.models import Attempt, Deployment, Instance, Launch
 from console.fleet.models import Host
+from console.gateway.models import Key, UsageDay
 from console.jobs.models import Step
 from console.jobs.reconcile import INGEST_PULSE
 from tests.alerts.conftest import Stage
@@ -110,6 +113,51 @@ def channel_fails(since: float | None) -> Act:
     return act
 
 
+def key_ends_in(days: float) -> Act:
+    def act(stage: Stage) -> None:
+        ends = stage.at + timedelta(days=days)
+        Key.objects.update_or_create(name="app", team_id=1, defaults={"sha256": "a" * 64, "expires_at": ends})
+
+    return act
+
+
+def certificate_ends_in(days: int) -> Act:
+    """The console's own, as the front for other machines shows it."""
+
+    def act(stage: Stage) -> None:
+        authority.certificate_path().unlink(missing_ok=True)
+        began = stage.at + timedelta(days=days - authority.CERTIFICATE_DAYS)
+        authority.certificate_for(["127.0.0.1"], now=began)
+
+    return act
+
+
+def tokens_used(today: int) -> Act:
+    def act(stage: Stage) -> None:
+        key, _made = Key.objects.get_or_create(name="app", team_id=1, sha256="a" * 64, daily_tokens=1000)
+        UsageDay.objects.update_or_create(
+            day=stage.at.astimezone(UTC).date(), key=key, team_id=1, route="chat",
+            defaults={"prompt_tokens": today // 2, "output_tokens": today // 2},
+        )  # fmt: skip
+
+    return act
+
+
+def planned_tokens(planned: int) -> Act:
+    def act(stage: Stage) -> None:
+        attempt, _made = Attempt.objects.get_or_create(instance=stage.instance, number=1)
+        Launch.objects.update_or_create(
+            attempt=attempt,
+            defaults={
+                "revision": stage.fleet.copy.revision, "deployment_name": "demo", "spec_number": 1, "device": "cpu",
+                "platform": "cpu", "engine_version": "0.32.0", "batched_tokens": 512,
+                "prediction": {"kv_cache_tokens": planned}, "truth": {"kv_cache_tokens": 10_000},
+            },
+        )  # fmt: skip
+
+    return act
+
+
 TROUBLES: dict[str, tuple[Act, Act]] = {
     "kv-high": (tell(kv_usage=0.93), tell(kv_usage=0.5)),
     "kv-full": (tell(kv_usage=0.99), tell(kv_usage=0.5)),
@@ -133,8 +181,22 @@ TROUBLES: dict[str, tuple[Act, Act]] = {
     "strangers": (gpu_is(processes=[{"pid": 9, "name": "train.py", "memory": 20 * GIB}]), gpu_is(processes=[])),
     "xid": (xids(1), xids(0)),
     "stalled": (downloads_at(0), downloads_at(5e6)),
+    "key-ends": (key_ends_in(3), key_ends_in(90)),
+    "certificate-ends": (certificate_ends_in(5), certificate_ends_in(80)),
+    "budget": (tokens_used(950), tokens_used(200)),
+    "prediction": (planned_tokens(14_000), planned_tokens(10_000)),
     "channel": (channel_fails(30), channel_fails(None)),
 }
+
+
+@pytest.fixture
+def other_machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This console is reached by other machines."""
+    with monkeypatch.context() as changed:
+        changed.setenv("SLIPWAY_HOSTS_ADDRESS", "127.0.0.1")
+        env.environment.cache_clear()
+        yield
+    env.environment.cache_clear()
 
 
 def test_every_rule_is_tested_here_and_every_condition_has_a_rule() -> None:
@@ -143,7 +205,7 @@ def test_every_rule_is_tested_here_and_every_condition_has_a_rule() -> None:
 
 
 @pytest.mark.parametrize("key", list(TROUBLES))
-def test_a_rule_fires_after_its_time_and_clears_when_it_is_over(stage: Stage, key: str) -> None:
+def test_a_rule_fires_after_its_time_and_clears_when_it_is_over(stage: Stage, other_machines: None, key: str) -> None:
     trouble, relief = TROUBLES[key]
     rule = stage.only(key)
     relief(stage)
