@@ -175,11 +175,14 @@ def environment_of(instance: Instance) -> dict[str, str]:
 
 
 def arguments_of(instance: Instance) -> list[str]:
-    """An instance's arguments; one that was sized to share its GPU is told the share."""
+    """An instance's arguments; one that was sized to share its device is told the size."""
     spec = instance.spec
     words = list(spec.arguments)
     if rule_of(spec).strategy != "pack" or _says_size(words):
         return words
+    if spec.engine.platform == "cpu":
+        kv_bytes = rooms.kv_bytes_by_words(spec.copy, spec.engine, words, spec.environment)
+        return [*words, "--kv-cache-memory-bytes", str(kv_bytes)] if kv_bytes else words
     claim = next((one for one in instance.claims.all() if one.device.kind == "gpu"), None)
     if claim is None:
         return words
@@ -188,8 +191,8 @@ def arguments_of(instance: Instance) -> list[str]:
 
 
 def _says_size(words: list[str]) -> bool:
-    flags = ("--gpu-memory-utilization", "--gpu_memory_utilization", "--kv-cache-memory")
-    return any(word.startswith(flags) for word in words)
+    flags = ("--gpu-memory-utilization", "--kv-cache-memory")
+    return any(word.replace("_", "-").startswith(flags) for word in words)
 
 
 def as_placement(strategy: str, labels: Mapping[str, str]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ devices with their live memory, what strangers hold of it, the overhead that ear
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from console.catalog.models import Copy
 from console.deployments import launches
 from console.deployments.argument_fields import PREFIX
 from console.deployments.device_catalogue import catalogue
+from console.deployments.form_fields import environment_text
 from console.deployments.models import Deployment
 from console.fleet import presentation
 from console.fleet.models import Device, Engine, Host
@@ -35,8 +37,9 @@ from workers.vllm.memory import (
 
 GIB = 2**30
 CPU_KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
-CPU_KV_GIB = 1.0
+CPU_KV_GIB = 1
 """What the agent gives an engine on a CPU that says nothing else."""
+KV_ARGUMENT = "kv_cache_memory_bytes"
 FIELDS = {
     "kv_cache.too_small": "max_model_len",
     "context.exceeds_model": "max_model_len",
@@ -124,8 +127,11 @@ def fit(
         plan=found,
         devices=tuple(used),
         trouble="",
-        refusals=refusals(found),
-        offers=(*offers(found.suggestions), *_wanted(shape, request, found, wanted)),
+        refusals=refusals(found, PREFIX + KV_ARGUMENT if values.get(KV_ARGUMENT) else "environment"),
+        offers=(
+            *offers(_by_variable(found, request, shape, environment), environment),
+            *_wanted(shape, request, found, wanted),
+        ),
         curve=_curve(shape, request, found),
         max_context=shape.max_context,
         ranks=_ranks(engine, values),
@@ -255,7 +261,7 @@ def request_for(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
         gpu_memory_utilization=float(share) if isinstance(share, int | float) else None,
-        kv_cache_memory=cpu_kv_bytes(environment) if on_cpu else _kv_bytes(values.get("kv_cache_memory_bytes")),
+        kv_cache_memory=cpu_kv_bytes(environment, values) if on_cpu else _kv_bytes(values.get(KV_ARGUMENT)),
         kv_cache_dtype=str(values.get("kv_cache_dtype") or "auto"),
         max_model_len=_size(values, "max_model_len"),
         max_num_seqs=_size(values, "max_num_seqs"),
@@ -273,15 +279,20 @@ def request_for(
     )
 
 
-def cpu_kv_bytes(environment: Mapping[str, str]) -> int:
-    """What an engine on a CPU takes for its KV cache. ValueError for a size that can't be read."""
+def cpu_kv_bytes(environment: Mapping[str, str], values: Mapping[str, Value]) -> int:
+    """What an engine on a CPU takes for its KV cache: it believes the variable before the argument.
+
+    ValueError for a size that can't be read, or that the engine doesn't start with.
+    """
     text = environment.get(CPU_KV_VARIABLE, "")
-    try:
-        return int(float(text or CPU_KV_GIB) * GIB) or int(CPU_KV_GIB * GIB)
-    except ValueError:
-        raise ValueError(
-            _("%(name)s is a number of GiB, not “%(text)s”.") % {"name": CPU_KV_VARIABLE, "text": text}
-        ) from None
+    if not text:
+        return _kv_bytes(values.get(KV_ARGUMENT)) or CPU_KV_GIB * GIB
+    if not text.isdecimal() or not int(text):
+        words = _(
+            "%(name)s is a whole number of GiB, not “%(text)s”. For other sizes use --kv-cache-memory-bytes instead."
+        )
+        raise ValueError(words % {"name": CPU_KV_VARIABLE, "text": text})
+    return int(text) * GIB
 
 
 def _kv_bytes(value: Value) -> int | None:
@@ -300,13 +311,13 @@ def _with_learned(
     return replace(request, learned=learned)
 
 
-def refusals(found: Plan) -> dict[str, str]:
-    """Form field to why the engine would not start, the first reason at each."""
+def refusals(found: Plan, kv_field: str = "environment") -> dict[str, str]:
+    """Form field to why the engine would not start, the first reason at each. `kv_field`: where a CPU's KV size stands."""
     texts: dict[str, str] = {}
     for reason in found.reasons:
         if reason.severity == "error":
             argument = FIELDS.get(reason.code)
-            field = PREFIX + argument if argument else "environment" if _is_cpu_kv(reason.code, found) else "copy"
+            field = PREFIX + argument if argument else kv_field if _is_cpu_kv(reason.code, found) else "copy"
             texts.setdefault(field, f"{reason.text[:1].upper()}{reason.text[1:]}.")
     hint = next((one for one in found.suggestions if one.changes), None)
     if texts and hint is not None:
@@ -319,20 +330,36 @@ def _is_cpu_kv(code: str, found: Plan) -> bool:
     return code == "memory.kv_request_exceeds_available" and found.platform == "cpu"
 
 
-def offers(suggestions: Sequence[Suggestion]) -> list[Offer]:
+def _by_variable(
+    found: Plan, request: PlanRequest, shape: ModelShape, environment: Mapping[str, str]
+) -> Iterator[Suggestion]:
+    """A plan's suggestions; a KV size is put where the engine believes it, as whole GiB where that is a variable."""
+    for one in found.suggestions:
+        if one.code != "kv_memory" or not environment.get(CPU_KV_VARIABLE):
+            yield one
+            continue
+        gib = math.ceil(found.min_kv_bytes_for_one_request / GIB)
+        if compute_plan(shape, replace(request, kv_cache_memory=gib * GIB)).fits:
+            text = _("%(gib)d GiB of KV cache hold one request of %(context)s tokens") % {
+                "gib": gib, "context": f"{found.max_model_len:,}",
+            }  # fmt: skip
+            yield Suggestion(one.code, text, ((CPU_KV_VARIABLE, str(gib)),))
+
+
+def offers(suggestions: Iterable[Suggestion], environment: Mapping[str, str] | None = None) -> list[Offer]:
     """Suggestions as buttons that set fields of the form."""
-    return [_offer(one, found) for one in suggestions if (found := dict(one.changes)) is not None]
+    return [_offer(one, dict(one.changes), environment or {}) for one in suggestions]
 
 
-def _offer(suggestion: Suggestion, changes: Mapping[str, str]) -> Offer:
+def _offer(suggestion: Suggestion, changes: Mapping[str, str], environment: Mapping[str, str]) -> Offer:
     sets: dict[str, str] = {}
     words = []
     for name, value in changes.items():
         shown = f"{int(value):,}" if value.isdigit() else value
-        if name == "kv-cache-memory":
-            name = "kv-cache-memory-bytes"
-        field = name if name == "replicas" else PREFIX + name.replace("-", "_")
-        sets[field] = value
+        if name == CPU_KV_VARIABLE:
+            sets["environment"] = environment_text({**environment, name: value})
+        else:
+            sets[name if name == "replicas" else PREFIX + name.replace("-", "_")] = value
         words.append(_("%(name)s to %(value)s") % {"name": _named(name), "value": shown})
     button = _("Set %(changes)s") % {"changes": _(" and ").join(words)} if words else ""
     text = suggestion.text
@@ -347,6 +374,7 @@ def _named(name: str) -> str:
         "max-num-batched-tokens": _("tokens per step"),
         "kv-cache-dtype": _("KV cache type"),
         "replicas": _("replicas"),
+        CPU_KV_VARIABLE: CPU_KV_VARIABLE,
     }.get(name, f"--{name}")
 
 

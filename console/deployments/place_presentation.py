@@ -7,6 +7,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from console.catalog.models import Copy
+from console.common.spans import readable_bytes
 from console.deployments import rooms
 from console.deployments.claims import WIDE
 from console.deployments.models import Deployment
@@ -48,7 +49,10 @@ def places(
     if not rooms.needs_claim(found, rule):
         return None
     decision = decide(need, found, rule)
-    return Places(decision, _sentence(decision, rule), _note(need, decision, found))
+    note = _note(need, decision, found)
+    if rule.strategy == "pack" and engine.platform == "cpu" and decision.choices:
+        note = _cpu_note(rooms.shared_kv_bytes(copy, engine, values, environment))
+    return Places(decision, _sentence(decision, rule), note)
 
 
 def _own(changing: Deployment | None) -> Collection[int]:
@@ -66,6 +70,14 @@ def _sentence(decision: Decision, rule: Rule) -> str:
     return _("There is room for %(there)d of %(count)d replicas.") % {
         "there": len(decision.choices), "count": rule.replicas,
     }  # fmt: skip
+
+
+def _cpu_note(kv_bytes: int | None) -> str:
+    if kv_bytes is None:
+        return ""
+    return _("It is started with %(size)s of KV cache, enough for %(count)d full requests at once, so that others can "
+             "share the memory. Set the size yourself for more.") % {
+                 "size": readable_bytes(kv_bytes), "count": rooms.SHARED_REQUESTS}  # fmt: skip
 
 
 def _note(need: Need, decision: Decision, found: Sequence[HostRoom]) -> str:

@@ -4,6 +4,7 @@ Room is counted against live free memory, so what strangers hold is never given 
 doesn't use yet is taken off as well.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ LOADED_STATES = ("validating", "warming", "ready", "unhealthy", "draining", "sto
 """States in which an engine has taken all it will take; where its host can't tell how much, its claim is believed."""
 SHARED_REQUESTS = 4
 """Requests of full length at once for which an engine is sized that shares its device with others."""
+MIB = 2**20
 USUAL_SHARE = 0.92
 """What vLLM takes of a GPU that it is told nothing about."""
 
@@ -52,10 +54,12 @@ def need_by_values(
     copy: Copy, engine: Engine, values: Mapping[str, Value], environment: Mapping[str, str], *, shares: bool
 ) -> Need:
     """The same from typed values. Without a plan the files' size stands for the weights."""
+    if shares and engine.platform == "cpu":
+        values = sized(copy, engine, values, environment)
     plan = fitting.sum_of(copy, engine, values=values, environment=environment)
     ranks = fitting.world(values)
     if engine.platform == "cpu":
-        return Need(_on_cpu(copy, environment, plan, ranks))
+        return Need(_on_cpu(copy, environment, values, plan, ranks))
     share = values.get("gpu_memory_utilization")
     if values.get("kv_cache_memory_bytes") and plan is not None:
         return Need(_used(plan, plan.kv_cache_bytes or 0), devices=ranks)
@@ -69,22 +73,51 @@ def need_by_values(
 def sized(
     copy: Copy, engine: Engine, values: Mapping[str, Value], environment: Mapping[str, str]
 ) -> Mapping[str, Value]:
-    """The values with the share that `pack` gives an engine on the host's own kind of GPU, where none is said."""
+    """The values with the share (on a CPU: the KV cache) that `pack` gives an engine there, where none is said."""
     if engine.platform == "cpu":
-        return values
+        kv_bytes = shared_kv_bytes(copy, engine, values, environment)
+        return {**values, fitting.KV_ARGUMENT: kv_bytes} if kv_bytes else values
     need = need_by_values(copy, engine, values, environment, shares=True)
     total = Device.objects.usable().filter(host=engine.host, kind="gpu").values_list("memory_total", flat=True).first()
     return {**values, "gpu_memory_utilization": need.share_of(total)} if need.sized and total else values
+
+
+def shared_kv_bytes(
+    copy: Copy, engine: Engine, values: Mapping[str, Value], environment: Mapping[str, str]
+) -> int | None:
+    """KV cache per rank of an engine on a CPU that shares it, in whole MiB; None where a size is said already.
+
+    None as well where nothing can be planned, or this version of the engine has no argument for it.
+    """
+    schema = engine_schema.schema_of(engine)
+    if schema is None or fitting.KV_ARGUMENT not in schema.by_dest:
+        return None
+    if environment.get(fitting.CPU_KV_VARIABLE) or values.get(fitting.KV_ARGUMENT):
+        return None
+    plan = fitting.sum_of(copy, engine, values=values, environment=environment)
+    needed = SHARED_REQUESTS * plan.min_kv_bytes_for_one_request if plan is not None else 0
+    return math.ceil(needed / MIB) * MIB or None
+
+
+def kv_bytes_by_words(
+    copy: Copy, engine: Engine, arguments: Collection[str], environment: Mapping[str, str]
+) -> int | None:
+    """`shared_kv_bytes` from arguments as they are written."""
+    schema = engine_schema.schema_of(engine)
+    values = arguments_check.values_of(schema, list(arguments)) if schema else {}
+    return shared_kv_bytes(copy, engine, values, environment)
 
 
 def _used(plan: Plan, kv_bytes: int) -> int:
     return plan.weights_bytes_per_device + plan.overhead_bytes + kv_bytes
 
 
-def _on_cpu(copy: Copy, environment: Mapping[str, str], plan: Plan | None, ranks: int) -> int:
+def _on_cpu(
+    copy: Copy, environment: Mapping[str, str], values: Mapping[str, Value], plan: Plan | None, ranks: int
+) -> int:
     if plan is not None:
         return _used(plan, plan.kv_cache_bytes or 0) * ranks
-    return (copy.size_bytes or 0) + fitting.cpu_kv_bytes(environment) * ranks
+    return (copy.size_bytes or 0) + fitting.cpu_kv_bytes(environment, values) * ranks
 
 
 def sites_of(copy: Copy, engine: Engine, *, here_only: bool) -> list[Site]:

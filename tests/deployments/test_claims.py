@@ -1,5 +1,7 @@
 """Claims: what one deployment was promised, no other gets, whatever happens at the same moment."""
 
+import json
+from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.factories import Fleet
 pytestmark = pytest.mark.django_db(transaction=True)
 
 GIB = 2**30
+CONFIGS = Path(__file__).parents[1] / "vllm" / "memory" / "configs"
 
 
 def give_gpus(fleet: Fleet, *frees: int, total: int = 80) -> list[Device]:
@@ -114,6 +117,26 @@ def test_a_size_that_can_not_be_read_is_refused_at_its_field(fleet: Fleet) -> No
     assert fleet.deploy(replicas=2).state in LIVE_STATES
     with pytest.raises(Refused, match="room for 0 of 1 replica"):
         fleet.deploy(environment={"VLLM_CPU_KVCACHE_SPACE": "7"})
+
+
+def test_small_models_share_a_cpu_with_a_kv_cache_that_is_sized_to_their_need(fleet: Fleet) -> None:
+    config = json.loads((CONFIGS / "tiny-qwen3.json").read_text())
+    fleet.copy.revision.shape = {"config": config, "weights": None, "problems": []}
+    fleet.copy.revision.save()
+    Device.objects.create(
+        host=fleet.host, kind="cpu", index=0, uuid="cpu", name="CPU", memory_total=16 * GIB, memory_free=16 * GIB
+    )
+    pack = {"strategy": "pack", "labels": {}}
+    fleet.deploy(name="small", placement=pack, arguments=["--max-model-len", "4096"], environment={})
+    instance = Instance.objects.get()
+    # 4 requests of 4,096 tokens in blocks of 128, each with a block to spare, at 2,048 bytes a token: 33 MiB.
+    told = ["--kv-cache-memory-bytes", str(33 * 2**20)]
+    assert observations.order(instance).arguments == ["--max-model-len", "4096", *told]
+    small = instance.claims.get().nbytes
+    fleet.deploy(name="usual", arguments=["--max-model-len", "4096"], environment={})
+    assert instance.claims.model.objects.get(instance__deployment__name="usual").nbytes - small == GIB - 33 * 2**20
+    fleet.deploy(name="said", placement=pack, arguments=[], environment={"VLLM_CPU_KVCACHE_SPACE": "2"})
+    assert observations.order(Instance.objects.get(deployment__name="said")).arguments == []
 
 
 def test_an_engine_sees_only_the_gpu_that_it_claimed(fleet: Fleet) -> None:

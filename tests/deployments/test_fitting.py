@@ -113,16 +113,54 @@ def test_a_model_that_no_host_has_read_says_what_to_do(fleet: Fleet) -> None:
     assert fit_presentation.card(found)["verdict"]["word"] == "unknown"
 
 
-def test_a_kv_size_on_a_cpu_is_the_environment_s_and_nonsense_is_named(fleet: Fleet) -> None:
+LONGER = {"max_position_embeddings": 32_768}
+
+
+@pytest.fixture
+def cpu(fleet: Fleet) -> Fleet:
+    """A host with a CPU of 64 GiB, and Llama-3-8B on it."""
     fleet.copy.revision.shape = llama()
     fleet.copy.revision.save()
     Device.objects.create(
         host=fleet.host, kind="cpu", index=0, uuid="cpu", name="EPYC", memory_total=64 * GIB, memory_free=60 * GIB
     )
+    return fleet
+
+
+def test_a_kv_size_on_a_cpu_is_the_environment_s_and_nonsense_is_named(cpu: Fleet) -> None:
+    fleet = cpu
     two = fit(fleet, environment={"VLLM_CPU_KVCACHE_SPACE": "2"}).plan
     assert two
     assert two.kv_cache_bytes == 2 * GIB
-    assert "number of GiB" in fit(fleet, environment={"VLLM_CPU_KVCACHE_SPACE": "lots"}).trouble
+    # The engine reads it with int(): half a GiB, or none, ends its start.
+    for text in ("lots", "0.5", "0", "-1"):
+        assert "whole number of GiB" in fit(fleet, environment={"VLLM_CPU_KVCACHE_SPACE": text}).trouble
+
+
+def test_on_a_cpu_the_variable_is_believed_before_the_argument(cpu: Fleet) -> None:
+    argument = {"kv_cache_memory_bytes": GIB // 2}
+    assert fit(cpu, values=argument).plan.kv_cache_bytes == GIB // 2  # type: ignore[union-attr]
+    both = fit(cpu, values=argument, environment={"VLLM_CPU_KVCACHE_SPACE": "3"}).plan
+    assert both
+    assert both.kv_cache_bytes == 3 * GIB
+
+
+@pytest.mark.parametrize(("values", "environment", "sets"), [
+    ({}, {}, {"arg_kv_cache_memory_bytes": "4311744512"}),
+    ({}, {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_X": "y"}, {"environment": "VLLM_CPU_KVCACHE_SPACE=5\nHF_X=y"}),
+])  # fmt: skip
+def test_a_kv_cache_that_is_too_small_is_enlarged_where_the_engine_believes_it(
+    cpu: Fleet, values: dict[str, Any], environment: dict[str, str], sets: dict[str, str]
+) -> None:
+    found = fit(cpu, values={"max_model_len": 32_768, "hf_overrides": LONGER} | values, environment=environment)
+    assert found.plan
+    assert found.plan.fits is False
+    assert sets in [dict(offer.sets) for offer in found.offers]
+    taken = {"kv_cache_memory_bytes": 4_311_744_512} if "environment" not in sets else {}
+    given = {"VLLM_CPU_KVCACHE_SPACE": "5"} if "environment" in sets else {}
+    again = fit(cpu, values={"max_model_len": 32_768, "hf_overrides": LONGER} | taken, environment=given)
+    assert again.plan
+    assert again.plan.fits
 
 
 def test_the_whole_card_takes_less_than_100_ms(gpus: Fleet) -> None:

@@ -98,3 +98,18 @@ def test_secrets_reach_the_engine_and_no_file(tmp_path: Path) -> None:
     assert "REDIS_URL" not in launch.environment
     assert "sk-secret" not in str(launch.spec)
     assert launch.spec["environment"]["VLLM_API_KEY"] == "***"
+
+
+@pytest.mark.parametrize(("arguments", "environment", "variable"), [
+    ([], {}, "1"),
+    ([], {"VLLM_CPU_KVCACHE_SPACE": "3"}, "3"),
+    # The engine believes the variable before the argument, so a usual value would take the argument's place.
+    (["--kv-cache-memory-bytes", "4096"], {}, None),
+    (["--kv_cache_memory_bytes=4096"], {}, None),
+])  # fmt: skip
+def test_an_engine_on_a_cpu_is_given_a_kv_cache_unless_its_arguments_say_one(
+    tmp_path: Path, arguments: list[str], environment: dict[str, str], variable: str | None
+) -> None:
+    wanted = order(tmp_path, *arguments, **environment)
+    launch = prepare_launch(wanted, engine(), (PRIVATE,), {}, state_dir=tmp_path)
+    assert launch.environment.get("VLLM_CPU_KVCACHE_SPACE") == variable

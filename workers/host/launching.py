@@ -31,6 +31,8 @@ _INHERITED = (
 
 _DEFAULTS = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 _CPU_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+_KV_SIZE = "--kv-cache-memory"
+"""Begins every way to write the argument whose place the variable would take: the engine believes the variable."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,8 @@ def _environment(order: InstanceOrder, engine: Engine, inherited: Mapping[str, s
     environment = {name: inherited[name] for name in _INHERITED if name in inherited}
     # The engine's own tools (ninja, for one) lie beside its Python.
     environment["PATH"] = os.pathsep.join([str(Path(engine.python).parent), environment.get("PATH", os.defpath)])
-    environment |= _DEFAULTS | (_CPU_DEFAULTS if engine.platform == "cpu" else {})
+    says_size = any(argument.replace("_", "-").startswith(_KV_SIZE) for argument in order.arguments)
+    environment |= _DEFAULTS | (_CPU_DEFAULTS if engine.platform == "cpu" and not says_size else {})
     environment |= cache_environment(state_dir, engine.key, order.model_path)
     environment |= engine.environment | order.environment
     environment["PYTHONUNBUFFERED"] = "1"

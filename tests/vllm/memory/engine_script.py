@@ -1,27 +1,47 @@
-"""Run by a real engine's own Python: load a model with dummy weights and print what its KV cache and weights became.
+"""Run by a real engine's own Python: load models one after the other, and print what their KV caches and weights became.
 
-Arguments: model directory, JSON of `LLM` keywords. Prints one line `RESULT {...}`; the engine's log goes to stderr.
+Argument: a JSON file with a list of launches, each with `case`, `model` (a directory) and `keywords` of `LLM`. Prints a line
+`BEGIN case`, the engine's own log, and `RESULT {...}` or `FAILED …` for each. One process for all, with the engine's core in
+it (VLLM_ENABLE_V1_MULTIPROCESSING=0): importing the engine takes longer than loading a small model.
 """
 
+import gc
 import json
+import os
 import sys
+from pathlib import Path
 
 
 def parameter_bytes(worker) -> int:
     return sum(each.numel() * each.element_size() for each in worker.model_runner.model.parameters())
 
 
-def main() -> None:
+def launch(model: str, keywords: dict) -> dict:
     from vllm import LLM
 
-    llm = LLM(sys.argv[1], load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, **json.loads(sys.argv[2]))
+    llm = LLM(model, skip_tokenizer_init=True, enforce_eager=True, **keywords)
     cache = llm.llm_engine.vllm_config.cache_config
     result = {
         "num_blocks": cache.num_gpu_blocks,
         "block_size": cache.block_size,
         "weights_bytes": max(llm.collective_rpc(parameter_bytes)),
     }
-    print("RESULT", json.dumps(result), flush=True)
+    llm.llm_engine.engine_core.shutdown()
+    return result
+
+
+def main() -> None:
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    for each in json.loads(Path(sys.argv[1]).read_text()):
+        print("BEGIN", each["case"], flush=True)
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if each["keywords"].get("tensor_parallel_size") == 2 else "auto"
+        try:
+            print("RESULT", json.dumps(launch(each["model"], each["keywords"])), flush=True)
+        except Exception as error:  # the next launch has nothing to do with it
+            print("FAILED", type(error).__name__, error, flush=True)
+        gc.collect()
+        cleanup_dist_env_and_memory()
 
 
 if __name__ == "__main__":

