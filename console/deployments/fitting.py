@@ -13,7 +13,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from console.catalog.models import Copy
-from console.deployments import launches
+from console.deployments import launches, requests_seen
 from console.deployments.argument_fields import PREFIX
 from console.deployments.device_catalogue import catalogue
 from console.deployments.form_fields import environment_text
@@ -120,7 +120,8 @@ def fit(
         used = choose(engine.host, engine, values, devices, given_back=_own_bytes(changing, engine.host))
         request = request_for(engine, used, values, environment)
         request = _with_learned(shape, request, copy, engine, used)
-        found = plan(shape, request, catalogue())
+        seen = requests_seen.of_model(copy.revision.model)
+        found = plan(shape, replace(request, p95_tokens=seen.p95_tokens if seen else None), catalogue())
     except ValueError as error:
         return _none(str(error))
     return Fit(

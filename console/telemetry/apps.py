@@ -8,3 +8,10 @@ class TelemetryConfig(AppConfig):
 
     name = "console.telemetry"
     label = "telemetry"
+
+    def ready(self) -> None:
+        """Tell the planner how long requests are here."""
+        from console.deployments import requests_seen
+        from console.telemetry import request_lengths
+
+        requests_seen.count_by(request_lengths.of_model)

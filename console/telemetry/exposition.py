@@ -48,6 +48,8 @@ _HISTOGRAMS = {
     "inter_token_latency": "vllm:inter_token_latency_seconds",
     "e2e_latency": "vllm:e2e_request_latency_seconds",
     "queue_wait": "vllm:request_queue_time_seconds",
+    "request_prompt_tokens": "vllm:request_prompt_tokens",
+    "request_generation_tokens": "vllm:request_generation_tokens",
 }
 
 

@@ -32,6 +32,23 @@ TTFT_BOUNDS = (
     20.0,
     math.inf,
 )
+TOKEN_BOUNDS = (
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    20.0,
+    50.0,
+    100.0,
+    200.0,
+    500.0,
+    1000.0,
+    2000.0,
+    5000.0,
+    10000.0,
+    20000.0,
+    math.inf,
+)
 LONG_BOUNDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, math.inf)
 
 
@@ -72,9 +89,13 @@ class FakeLoad:
     itl: Meter = field(default_factory=lambda: Meter(TTFT_BOUNDS))
     e2e: Meter = field(default_factory=lambda: Meter(LONG_BOUNDS))
     queue: Meter = field(default_factory=lambda: Meter(LONG_BOUNDS))
+    prompts: Meter = field(default_factory=lambda: Meter(TOKEN_BOUNDS))
+    answers: Meter = field(default_factory=lambda: Meter(TOKEN_BOUNDS))
 
-    def answer(self, count: int = 1, *, ttft: float = 0.05, tokens: int = 20, reason: str = "stop") -> None:
-        self.prompt += 100 * count
+    def answer(
+        self, count: int = 1, *, ttft: float = 0.05, tokens: int = 20, prompt: int = 100, reason: str = "stop"
+    ) -> None:
+        self.prompt += prompt * count
         self.generated += tokens * count
         self.finished[reason] += count
         self.queries += 100 * count
@@ -83,6 +104,8 @@ class FakeLoad:
         self.itl.observe(0.01, (tokens - 1) * count)
         self.e2e.observe(ttft + 0.01 * tokens, count)
         self.queue.observe(ttft / 10, count)
+        self.prompts.observe(prompt, count)
+        self.answers.observe(tokens, count)
 
     def sample(self, at: float) -> MetricsSample:
         return MetricsSample(
@@ -101,6 +124,8 @@ class FakeLoad:
             inter_token_latency=self.itl.read(),
             e2e_latency=self.e2e.read(),
             queue_wait=self.queue.read(),
+            request_prompt_tokens=self.prompts.read(),
+            request_generation_tokens=self.answers.read(),
         )
 
     def batch(self, instance: UUID, at: float) -> MetricsBatch:

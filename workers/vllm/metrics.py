@@ -63,6 +63,8 @@ class MetricsSample:
     inter_token_latency: Histogram | None = None
     e2e_latency: Histogram | None = None
     queue_wait: Histogram | None = None
+    request_prompt_tokens: Histogram | None = None
+    request_generation_tokens: Histogram | None = None
     # Set at the start
     cache: CachePool | None = None
 
@@ -79,8 +81,15 @@ COUNTERS = (
     "corrupted_requests",
 )
 """Fields that count from the start of the engine's process."""
-HISTOGRAMS = ("time_to_first_token", "inter_token_latency", "e2e_latency", "queue_wait")
-"""Fields that are histograms, in seconds."""
+HISTOGRAMS = (
+    "time_to_first_token",
+    "inter_token_latency",
+    "e2e_latency",
+    "queue_wait",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+)
+"""Fields that are histograms: of seconds, and of tokens of finished requests."""
 # Field -> the metric's names, the newest first: some versions export a metric under two names at once.
 _ADDED = {
     "requests_running": ("vllm:num_requests_running",),
@@ -110,6 +119,8 @@ _HISTOGRAMS = {
     "inter_token_latency": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
     "e2e_latency": ("vllm:e2e_request_latency_seconds",),
     "queue_wait": ("vllm:request_queue_time_seconds", "vllm:time_in_queue_requests"),
+    "request_prompt_tokens": ("vllm:request_prompt_tokens",),
+    "request_generation_tokens": ("vllm:request_generation_tokens",),
 }
 _SLEEP = "vllm:engine_sleep_state"
 _CACHE_INFO = "vllm:cache_config_info"

@@ -50,6 +50,7 @@ def _to_make_it_fit(
     model: ModelShape, request: PlanRequest, plan: Plan, catalogue: tuple[Device, ...]
 ) -> Iterator[Suggestion]:
     yield from _parallel_size(model, request, plan)
+    yield from _measured_context(model, request, plan)
     yield from _shorter_context(model, request, plan)
     yield from _utilization(model, request, plan)
     yield from _kv_memory(model, request, plan)

@@ -51,6 +51,8 @@ def test_numbers_of_a_real_text_are_those_that_prometheus_client_reads(field, se
         ("inter_token_latency", "vllm:inter_token_latency_seconds"),
         ("e2e_latency", "vllm:e2e_request_latency_seconds"),
         ("queue_wait", "vllm:request_queue_time_seconds"),
+        ("request_prompt_tokens", "vllm:request_prompt_tokens"),
+        ("request_generation_tokens", "vllm:request_generation_tokens"),
     ],
 )
 def test_histograms_of_a_real_text_are_those_that_prometheus_client_reads(field, series):
