@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import arguments, gateway, lines, pages, start, telemetry, weights
+from bench import arguments, gateway, lines, pages, plan, start, telemetry, weights
 from bench.console import Bench
 from bench.rows import Row, write
 from tests.live.harness import LiveConsole
@@ -16,6 +16,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
     "start": start.measure,
     "lines": lines.measure,
     "pages": pages.measure,
+    "plan": plan.measure,
     "telemetry": telemetry.measure,
     "weights": weights.measure,
     "gateway": gateway.measure,
