@@ -44,6 +44,7 @@ INSTALLED_APPS = [
     "console.deployments",
     "console.gateway",
     "console.telemetry",
+    "console.benchmarks",
     "console.alerts",
     "console.oncall",
     "console.operations",

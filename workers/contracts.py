@@ -98,6 +98,7 @@ class StepKind(StrEnum):
     LISTENING = "listening"
     VALIDATE = "validate"
     WARMUP = "warmup"
+    BENCHMARK = "benchmark"
     STOP = "stop"
     INSTALL_ENGINE = "install_engine"
     ADOPT_ENGINE = "adopt_engine"
@@ -325,6 +326,8 @@ class StepProgress(Message):
     """The files that matter now: active ones first, then waiting, then done; at most `MOST_FILES`."""
     files_total: int = 0
     files_done: int = 0
+    numbers: dict[str, float] = {}
+    """What a step measures while it runs, by name with its unit (`ttft_p50_ms`); most steps measure nothing."""
 
 
 class StepEvent(Message):
@@ -335,6 +338,21 @@ class StepEvent(Message):
     fence: int
     level: Level = Level.INFO
     text: str
+
+
+class StepPart(Message):
+    """A part of a step's result that is whole by itself and worth keeping, however the step ends.
+
+    `name` is unique within the step: the same part sent again (after a restart of the agent) replaces itself.
+    """
+
+    kind: Literal["step.part"] = "step.part"
+    step: int
+    fence: int
+    name: str
+    content: dict[str, Any] = {}
+    raw: str = ""
+    """What it was made from, gzipped, base64; empty where there is nothing more, or it was too large to send."""
 
 
 class StepFinished(Message):
@@ -518,6 +536,7 @@ Body: TypeAlias = Annotated[
     | StepStillRunning
     | StepProgress
     | StepEvent
+    | StepPart
     | StepFinished
     | InstanceObserved
     | AttemptStarted

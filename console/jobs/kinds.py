@@ -3,6 +3,7 @@
 from typing import Any
 
 from console.jobs.models import Job, Step
+from workers.contracts import StepPart
 
 
 class JobHandler:
@@ -21,6 +22,9 @@ class JobHandler:
 
     def step_succeeded(self, step: Step) -> None:
         """The step's result is stored. Raise `RunAgain` to have the step sent once more."""
+
+    def step_part(self, step: Step, part: StepPart) -> None:
+        """A part of the step's result came in, which counts however the step ends. The same one may come again."""
 
     def job_succeeded(self, job: Job) -> None:
         """All steps succeeded."""

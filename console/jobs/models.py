@@ -42,6 +42,7 @@ STEP_TITLES = {
     StepKind.LISTENING: _("Wait until listening"),
     StepKind.VALIDATE: _("Validate answers"),
     StepKind.WARMUP: _("Warm up"),
+    StepKind.BENCHMARK: _("Benchmark"),
     StepKind.STOP: _("Stop"),
     StepKind.INSTALL_ENGINE: _("Install engine"),
     StepKind.ADOPT_ENGINE: _("Adopt engine"),

@@ -20,7 +20,7 @@ from console.fleet.models import Host
 from console.jobs import dispatch
 from console.jobs.kinds import RunAgain, handler_of
 from console.jobs.models import LIVE_STATES, Event, Job, Step
-from workers.contracts import Failure, Level, StepFinished, StepKind, StepProgress
+from workers.contracts import Failure, Level, StepFinished, StepKind, StepPart, StepProgress
 
 ENDED = ("succeeded", "failed", "cancelled")
 
@@ -174,6 +174,14 @@ def progressed(step: Step, progress: StepProgress) -> None:
     _step_changed(step)
 
 
+def took_part(step: Step, part: StepPart) -> None:
+    """Keep a part of the step's result, by its job's handler; the lease counts anew."""
+    step.heard_at = timezone.now()
+    step.save(update_fields=["heard_at"])
+    handler_of(step.job).step_part(step, part)
+    _step_changed(step)
+
+
 def finished(step: Step, outcome: StepFinished) -> None:
     """Store a step's outcome and move its job on."""
     if step.state in ENDED:
@@ -307,5 +315,5 @@ def live_jobs(*, subject_kind: str, subject_id: int) -> list[Job]:
 
 __all__ = [
     "LostRace", "PlannedStep", "advance", "cancel", "create", "finished", "interrupt", "live_jobs", "note",
-    "progressed", "retry", "started",
+    "progressed", "retry", "started", "took_part",
 ]  # fmt: skip

@@ -50,6 +50,7 @@ from workers.contracts import (
     Report,
     StepEvent,
     StepFinished,
+    StepPart,
     StepProgress,
     StepStarted,
     StepStillRunning,
@@ -69,7 +70,7 @@ BLOCK_MILLISECONDS = 1000
 HOSTS_REFRESH_SECONDS = 2.0
 PRUNE_EVERY_SECONDS = 600.0
 
-StepBody = StepStarted | StepStillRunning | StepProgress | StepEvent | StepFinished
+StepBody = StepStarted | StepStillRunning | StepProgress | StepEvent | StepPart | StepFinished
 _SAMPLE: TypeAdapter[Heartbeat | MetricsBatch] = TypeAdapter(
     Annotated[Heartbeat | MetricsBatch, Field(discriminator="kind")]
 )
@@ -280,6 +281,8 @@ def _step(host: Host, body: StepBody) -> None:
         jobs.progressed(step, body)
     elif isinstance(body, StepEvent):
         jobs.note(step.job, body.text, step=step, level=body.level)
+    elif isinstance(body, StepPart):
+        jobs.took_part(step, body)
     elif isinstance(body, StepFinished):
         jobs.finished(step, body)
     else:

@@ -45,4 +45,5 @@ const drawAll = () => document.querySelectorAll("[data-chart]").forEach(draw);
 drawAll();
 document.body.addEventListener("htmx:afterSettle", drawAll);
 document.body.addEventListener("htmx:oobAfterSwap", drawAll);
+document.addEventListener("slipway:replaced", drawAll);
 new MutationObserver(drawAll).observe(document.documentElement, { attributes: true, attributeFilter: ["data-bs-theme"] });

@@ -88,6 +88,7 @@ function replace(part, fresh) {
     },
   });
   htmx.process(document.getElementById(part.id));
+  document.dispatchEvent(new CustomEvent("slipway:replaced"));
 }
 
 function refreshDue() {

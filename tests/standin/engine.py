@@ -1,6 +1,7 @@
 """A stand-in for `vllm serve`: the same command line, HTTP surface, log format, process tree and deaths; no model.
 
     engine.py serve MODEL --host H --port P --served-model-name NAME [anything else]
+    engine.py bench serve …     see bench.py
 
 It is ready in about a second. What it should do wrong is set by `Knobs`, from environment variables `STANDIN_<NAME>` or
 from a file `standin.json` in the model directory (which wins, so that one engine can serve well and badly at once).
@@ -9,6 +10,7 @@ Standard library only, so that it starts fast under any Python.
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -436,9 +438,22 @@ def _end(engine: Engine) -> None:
     os._exit(0)
 
 
+def run_bench(arguments: list[str]) -> None:
+    """The file beside this one: started isolated, nothing of our own folder can be imported by name."""
+    spec = importlib.util.spec_from_file_location("bench", Path(__file__).with_name("bench.py"))
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.bench(arguments)
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         run_child(sys.argv[2])
+        return
+    if sys.argv[1:3] == ["bench", "serve"]:
+        run_bench(sys.argv[3:])
         return
     parser = argparse.ArgumentParser(prog="standin", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=VERSION)

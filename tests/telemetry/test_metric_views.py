@@ -15,6 +15,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from console.access import share_links
 from console.access.models import AuditEntry, Team, User
 from console.common.states import move
 from console.deployments import current
@@ -253,7 +254,7 @@ def test_a_link_ends_and_can_not_be_forged(instance: Instance, viewer: User, mon
     )
     assert Client().get(reverse("shared_metrics", args=[forged])).status_code == 404
     later = time.time() + 3700
-    monkeypatch.setattr(sharing.time, "time", lambda: later)
+    monkeypatch.setattr(share_links.time, "time", lambda: later)
     assert Client().get(reverse("shared_series", args=[token])).status_code == 404
 
 

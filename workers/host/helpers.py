@@ -70,8 +70,12 @@ def run_helper(
     on_line: Callable[[str], None],
     waiting_for: Callable[[], str],
     measure: Measure = in_bytes_written,
+    numbers: Callable[[], Mapping[str, float]] | None = None,
 ) -> Ended:
-    """Run `argv` to its end, telling the step's progress by `measure`; raises when the step must not go on."""
+    """Run `argv` to its end, telling the step's progress by `measure`; raises when the step must not go on.
+
+    What the callables raise ends the program, too.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "workers.host.leash", str(os.getpid()), *argv],
         cwd=_PACKAGE_ROOT,
@@ -83,7 +87,7 @@ def run_helper(
     )
     ended = Ended(code=0)
     try:
-        for line in _lines_of(context, process, waiting_for, measure):
+        for line in _lines_of(context, process, waiting_for, measure, numbers):
             ended.lines.append(line)
             on_line(line)
         ended.code = process.wait()
@@ -94,7 +98,11 @@ def run_helper(
 
 
 def _lines_of(
-    context: StepContext, process: "subprocess.Popen[bytes]", waiting_for: Callable[[], str], measure: Measure
+    context: StepContext,
+    process: "subprocess.Popen[bytes]",
+    waiting_for: Callable[[], str],
+    measure: Measure,
+    numbers: Callable[[], Mapping[str, float]] | None,
 ) -> Iterator[str]:
     """Yield the process' lines (ended by newline or carriage return), checking and telling progress meanwhile."""
     output = process.stdout
@@ -108,7 +116,7 @@ def _lines_of(
             context.check()
             written = max(written, _bytes_written(process.pid))
             done, total, unit = measure(written)
-            context.progress(done, total, unit=unit, waiting_for=waiting_for())
+            context.progress(done, total, unit=unit, waiting_for=waiting_for(), numbers=numbers)
             if not selector.select(POLL_SECONDS):
                 continue
             data = output.read(65_536)

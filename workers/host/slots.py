@@ -21,10 +21,11 @@ SLOTS: dict[StepKind, tuple[str, int]] = {
     StepKind.CONTROL_RUN: ("install", 1),
     StepKind.DOWNLOAD: ("download", 2),
     StepKind.VERIFY: ("read", 2),
+    StepKind.BENCHMARK: ("benchmark", 2),
 }
 """Class and number of slots of each long step; the others are short or only wait."""
 
-WORKER_PROCESSES = 8
+WORKER_PROCESSES = 10
 """Size of the pool: all slots together leave three for short steps."""
 
 

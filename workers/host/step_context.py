@@ -3,12 +3,12 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
-from workers.contracts import Body, FileProgress, Level, StepEvent, StepOrder, StepProgress
+from workers.contracts import Body, FileProgress, Level, StepEvent, StepOrder, StepPart, StepProgress
 from workers.host.failures import StepCancelledError, StepFailedError
 from workers.host.step_files import StepFiles
 from workers.host_config import HostConfig
@@ -127,10 +127,11 @@ class StepContext:
         unit: Unit = "items",
         waiting_for: str = "",
         files: Callable[[], FilesProgress] | None = None,
+        numbers: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
         """Say how far the step is; sent once a second at most, sooner when what it waits for changes.
 
-        `files` is asked for the single files only when something is sent.
+        `files` and `numbers` (what it measures meanwhile) are asked for only when something is sent.
         """
         now = time.monotonic()
         elapsed = now - self._pace.at
@@ -155,12 +156,17 @@ class StepContext:
                 files=of.shown,
                 files_total=of.total,
                 files_done=of.done,
+                numbers=dict(numbers()) if numbers is not None else {},
             )
         )
 
     def event(self, text: str, level: Level = Level.INFO) -> None:
         """Add a line to the step's own log."""
         self.report(StepEvent(step=self.order.step, fence=self.fence, level=level, text=text))
+
+    def part(self, name: str, content: Mapping[str, object], *, raw: str = "") -> None:
+        """Hand over a part of the result that stays, however the step ends. See `workers.contracts.StepPart`."""
+        self.report(StepPart(step=self.order.step, fence=self.fence, name=name, content=dict(content), raw=raw))
 
     def in_background(
         self, work: Callable[[], Result], *, waiting_for: str, progress: Callable[[], None] | None = None

@@ -1,0 +1,18 @@
+"""Addresses of benchmarks."""
+
+from django.urls import path
+
+from console.benchmarks import views
+
+urlpatterns = [
+    path("benchmarks/", views.benchmark_list, name="benchmark_list"),
+    path("benchmarks/new/", views.benchmark_new, name="benchmark_add"),
+    path("benchmarks/compare/", views.benchmark_compare, name="benchmark_compare"),
+    path("benchmarks/<int:pk>/", views.benchmark_detail, name="benchmark_detail"),
+    path("benchmarks/<int:pk>/describe/", views.benchmark_describe, name="benchmark_describe"),
+    path("benchmarks/<int:pk>/delete/", views.benchmark_delete, name="benchmark_delete"),
+    path("benchmarks/<int:pk>/share/", views.benchmark_share, name="benchmark_share"),
+    path("benchmarks/<int:pk>/export.<str:kind>", views.benchmark_export, name="benchmark_export"),
+    path("benchmarks/<int:pk>/runs/<str:key>.json", views.benchmark_raw, name="benchmark_raw"),
+    path("shared/benchmarks/<str:token>/", views.shared_benchmark, name="shared_benchmark"),
+]
