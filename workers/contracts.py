@@ -161,10 +161,13 @@ class Probe(Message):
     """BCP 47 tag of the language that the answer must be in; empty: any."""
     repeats: int = Field(default=3, ge=1, le=10)
     """How often the question is asked at temperature 0."""
+    patience_seconds: float = Field(default=0, ge=0, le=240)
+    """What prompts of rising length may take, and what asking again at temperature 0 may: beyond that less is asked for, and
+    the report says so. 0: half a minute for prompts where the engine reads them fast, and about a second otherwise."""
     declares: list[Literal["tools", "json"]] = []
     """Interfaces beyond chat, completions and streaming that clients rely on; tools are also read from the arguments."""
     golden: list[GoldenAnswer] = []
-    warmup_prompt: str = "Say hello in one short sentence."
+    warmup_prompt: str = "Say hi."
     """The limit is 128 tokens, but the answer ends by itself: a small model on a CPU is ready seconds earlier."""
     warmup_prompts: list[str] = []
     """The deployment's own prompts, sent in turn after `warmup_prompt` until the time to the first token is stable."""

@@ -33,6 +33,7 @@ FOLDS = (
             "probe_language",
             "declares_tools",
             "declares_json",
+            "patience_seconds",
             "warmup_prompt",
             "warmup_prompts",
             "ttft_target_seconds",

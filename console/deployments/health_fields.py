@@ -63,6 +63,17 @@ class HealthFields(forms.Form):
         required=False,
         help_text=_("A start fails unless an answer keeps to a JSON schema. Asked only of chats."),
     )
+    patience_seconds = forms.FloatField(
+        label=_("Time for long prompts (seconds)"),
+        required=False,
+        min_value=0,
+        max_value=240,
+        help_text=_(
+            "What prompts up to the context may take before it serves, and what asking again may. Empty: a second on a slow "
+            "engine, half a minute on one that reads fast; what was not reached is said."
+        ),
+        widget=forms.NumberInput(attrs={"placeholder": _("by the engine's pace"), "inputmode": "decimal"}),
+    )
     warmup_prompt = forms.CharField(
         label=_("Warm-up prompt"),
         required=False,
@@ -137,6 +148,7 @@ class HealthFields(forms.Form):
                 "expected": data["probe_expected"],
                 "language": data["probe_language"],
                 "declares": [one for one in DECLARABLE if data[f"declares_{one}"]],
+                "patience_seconds": _given(data["patience_seconds"], DEFAULT_PROBE.patience_seconds),
                 "warmup_prompt": data["warmup_prompt"] or DEFAULT_PROBE.warmup_prompt,
                 "warmup_prompts": [line.strip() for line in data["warmup_prompts"].splitlines() if line.strip()],
                 "ttft_target_seconds": _given(data["ttft_target_seconds"], DEFAULT_PROBE.ttft_target_seconds),
@@ -166,6 +178,7 @@ def health_texts(probe: Probe, restart: RestartPolicy) -> dict[str, str]:
         "probe_expected": probe.expected,
         "probe_language": probe.language,
         **{f"declares_{one}": "on" if one in probe.declares else "" for one in DECLARABLE},
+        "patience_seconds": _unless(probe.patience_seconds, DEFAULT_PROBE.patience_seconds),
         "warmup_prompt": _unless(probe.warmup_prompt, DEFAULT_PROBE.warmup_prompt),
         "warmup_prompts": "\n".join(probe.warmup_prompts),
         "ttft_target_seconds": _unless(probe.ttft_target_seconds, DEFAULT_PROBE.ttft_target_seconds),

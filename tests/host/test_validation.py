@@ -112,9 +112,10 @@ def test_after_a_restart_only_the_brief_checks_are_done(host: HostUnderTest) -> 
         ({"answer": "Das ist die Stadt und der Fluss ist mit dem Zug"}, {"language": "zh"}, "answer.wrong_language",
          "template", "question"),
         ({"long_context_error": 1000}, {}, "validate.context_fails", "engine", "lengths"),
+        ({"lost_pieces": True}, {}, "validate.stream_empty", "engine", "streaming"),
     ],
     ids=["no tokenizer", "no template", "garbage", "empty", "not expected", "broken characters", "wrong language",
-         "long prompts fail"],
+         "long prompts fail", "pieces are lost"],
 )  # fmt: skip
 def test_what_is_not_sound_is_refused_with_a_suspect_and_the_next_check(
     host: HostUnderTest, knobs: dict[str, Any], probe: dict[str, Any], code: str, suspect: str, last: str
@@ -198,7 +199,40 @@ def test_warm_up_that_misses_its_target_says_what_it_reached(host: HostUnderTest
     assert "the target is 1 ms" in examined.progress.events[0]
 
 
+def test_a_slow_engine_is_asked_for_less_and_says_so(host: HostUnderTest) -> None:
+    probe = {"expected": "Paris", "patience_seconds": 0.2}
+    examined = Examined(host, {"read_seconds": 0.015}, probe=probe)
+    result = examined.validate()
+    rows = {row.name: row for row in result.checks}
+    assert list(rows) == NAMES
+    assert {row.outcome for name, row in rows.items() if name not in ("golden", "tools", "json")} == {"ok"}
+    assert rows["lengths"].fact.startswith("16 tokens 0.2")
+    assert "not beyond, as 4,096 would take about" in rows["lengths"].fact
+    assert "3 at once, as one answer to the question takes 0." in rows["repeats"].fact
+    assert "asked for by the warm-up" in rows["streaming"].fact
+    assert result.seconds < 2
+
+
+def test_an_engine_that_is_given_time_reads_its_whole_context_however_slow(host: HostUnderTest) -> None:
+    examined = Examined(
+        host, {"read_seconds": 0.001}, probe={"patience_seconds": 60}, arguments=["--max-model-len", "512"]
+    )
+    rows = {row.name: row.fact for row in examined.validate().checks}
+    assert "510 tokens" in rows["lengths"]
+    assert "not beyond" not in rows["lengths"]
+    assert rows["repeats"] == "3 times the same at temperature 0"
+
+
+def test_warm_up_of_a_slow_engine_ends_with_two_times_that_are_alike(host: HostUnderTest) -> None:
+    examined = Examined(host, {"read_seconds": 0.3}, probe={"warmup_prompt": "Say hi."})
+    result = warm_up(examined.target, examined.progress)
+    assert (len(result.rounds), result.stable) == (2, True)
+
+
 def test_stability_is_about_the_last_times() -> None:
     assert is_stable([4.0, 0.5, 0.051, 0.050, 0.052])
     assert not is_stable([0.05, 0.05, 0.2])
     assert not is_stable([0.05, 0.05])
+    assert is_stable([1.1, 1.2])
+    assert not is_stable([1.1, 1.6])
+    assert not is_stable([0.9])

@@ -54,6 +54,10 @@ class Knobs:
     """The first chat kills EngineCore, as an unsupported head size does."""
     busy_seconds: float = 0
     """A prompt takes so long to be read; meanwhile the KV cache fills, and no token comes: busy, not hung."""
+    read_seconds: float = 0
+    """Seconds for each token of a prompt: a CPU's pace. Prompts that come at once are read one after the other."""
+    lost_pieces: bool = False
+    """A streamed answer has no piece, as with a parser that doesn't fit the model."""
     answer: str = ""
     """Instead of sense: `garbage` (one token repeated), `empty`, or any other text."""
     chat_error: str = ""
@@ -107,6 +111,7 @@ class Engine:
         self.generation_tokens = 0
         self.reading = 0
         """Prompt tokens of the prompts that are being read now, as far as they are."""
+        self.reading_turn = threading.Lock()
         self.vocabulary: list[str] = []
         self.core: subprocess.Popen[bytes] | None = None
 
@@ -276,7 +281,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             while engine.hangs:
                 time.sleep(0.1)
-            self._read_prompt()
+            self._read_prompt(len(prompt.split()))
             if body.get("stream"):
                 self._stream(body, sent, finish, usage, chat=chat)
             else:
@@ -288,7 +293,9 @@ class Handler(BaseHTTPRequestHandler):
         engine.prompt_tokens += usage["prompt_tokens"]
         engine.generation_tokens += len(sent)
 
-    def _read_prompt(self) -> None:
+    def _read_prompt(self, tokens: int) -> None:
+        with self.engine.reading_turn:
+            time.sleep(self.engine.knobs.read_seconds * tokens)
         end = time.monotonic() + self.engine.knobs.busy_seconds
         read = 0
         while time.monotonic() < end:
@@ -324,7 +331,7 @@ class Handler(BaseHTTPRequestHandler):
         base |= {"created": int(time.time()), "model": self.engine.names[0]}
         if chat:
             self._event(base | {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-        for number, word in enumerate(words):
+        for number, word in enumerate([] if self.engine.knobs.lost_pieces else words):
             time.sleep(self.engine.knobs.token_seconds)
             text = word if number == 0 else f" {word}"
             part = {"delta": {"content": text}} if chat else {"text": text}

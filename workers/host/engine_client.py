@@ -109,7 +109,7 @@ class EngineClient:
         path = "/v1/chat/completions" if mode == "chat" else "/v1/completions"
         body = self._body(model, prompt, max_tokens, mode)
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-        text, finish, tokens, first, pieces = "", None, None, None, 0
+        said, thought, finish, tokens, first, pieces = "", "", None, None, None, 0
         try:
             with self._http.stream("POST", path, json=body) as response:
                 if response.status_code != httpx2.codes.OK:
@@ -121,15 +121,17 @@ class EngineClient:
                     event = json.loads(line.removeprefix("data:"))
                     tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
                     for choice in event.get("choices") or []:
-                        piece = _piece_of(choice)
-                        if piece and first is None:
+                        answer, reasoning = _piece_of(choice)
+                        if (answer or reasoning) and first is None:
                             first = time.monotonic() - began
-                        pieces += bool(piece)
-                        text += piece
+                        pieces += bool(answer or reasoning)
+                        said, thought = said + answer, thought + reasoning
                         finish = choice.get("finish_reason") or finish
         except (httpx2.HTTPError, ValueError) as error:
             raise EngineError(f"the engine broke off its answer: {type(error).__name__}") from error
-        return ChatAnswer(text, finish, pieces if tokens is None else tokens, time.monotonic() - began, first)
+        count = pieces if tokens is None else tokens
+        thinking = bool(thought) and not said
+        return ChatAnswer(said or thought, finish, count, time.monotonic() - began, first, thinking)
 
     def tokenize(self, model: str, text: str, *, as_chat: bool) -> list[int]:
         """Token ids of a text as it is, or of the prompt that the chat template makes of it. Raises `EngineError`."""
@@ -179,7 +181,8 @@ class EngineClient:
         return {"model": model, **asked, "temperature": 0, "max_tokens": max_tokens}
 
 
-def _piece_of(choice: dict[str, Any]) -> str:
+def _piece_of(choice: dict[str, Any]) -> tuple[str, str]:
+    """A piece of the answer, and a piece of the reasoning before it."""
     delta = choice.get("delta") or {}
-    piece = choice.get("text") or delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content")
-    return str(piece or "")
+    answer = choice.get("text") or delta.get("content")
+    return str(answer or ""), str(delta.get("reasoning") or delta.get("reasoning_content") or "")

@@ -11,7 +11,7 @@ from workers.contracts import Failure, Level
 from workers.host.bring_up import Target, wait_until_listening
 from workers.host.drivers import EngineDriver
 from workers.host.failures import StepCancelledError, StepFailedError
-from workers.host.step_context import POLL_SECONDS, Unit
+from workers.host.step_context import POLL_SECONDS, Unit, in_thread
 from workers.host.validation import validate
 from workers.host.validation_checks import CHECKS, depth_of
 from workers.host.warming import warm_up
@@ -56,15 +56,7 @@ class OwnProgress:
 
     def in_background(self, work: Callable[[], Result], *, waiting_for: str) -> Result:  # noqa: ARG002
         """Run blocking `work`, checking meanwhile; its thread is left behind if it must not go on."""
-        future: Future[Result] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=run, daemon=True).start()
+        future = in_thread(work)
         while not future.done():
             self.check()
             time.sleep(POLL_SECONDS / 2)

@@ -176,8 +176,7 @@ class StepContext:
         `progress` tells how far it is; without it the seconds are told. When the step must not go on, the thread is
         left behind: `work` needs a timeout of its own.
         """
-        future: Future[Result] = Future()
-        threading.Thread(target=_run_into, args=(future, work), daemon=True).start()
+        future = in_thread(work)
         while not future.done():
             if progress is not None:
                 progress()
@@ -186,6 +185,13 @@ class StepContext:
             self.check()
             _wait_for(future)
         return future.result()
+
+
+def in_thread(work: Callable[[], Result]) -> "Future[Result]":
+    """Start blocking `work` in a thread of its own, which nobody has to wait for."""
+    future: Future[Result] = Future()
+    threading.Thread(target=_run_into, args=(future, work), daemon=True).start()
+    return future
 
 
 def _run_into(future: "Future[Result]", work: Callable[[], Result]) -> None:

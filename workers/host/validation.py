@@ -8,7 +8,9 @@ start, whose files and engine passed the full validation (an outage shouldn't la
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from workers.contracts import Check, GoldenAnswer, InstanceOrder, InstancePhase, Level
@@ -16,16 +18,17 @@ from workers.host.bring_up import Target
 from workers.host.engine_client import ChatAnswer, EngineClient, EngineError
 from workers.host.exits import explain_exit
 from workers.host.failures import StepFailedError
-from workers.host.step_context import POLL_SECONDS, Progress
+from workers.host.step_context import POLL_SECONDS, Progress, in_thread
 from workers.step_payloads import ValidateResult
 from workers.vllm.load_warnings import explain_warnings
 from workers.weights.findings import Severity
-from workers.weights.verification import verify_directory
+from workers.weights.verification import Verification, verify_directory
 
 Depth = Literal["full", "brief"]
 Result = TypeVar("Result")
 
 _DYING_SECONDS = 10
+_PATIENCE_SECONDS = 1.5
 _LOG_BYTES = 4 * 2**20
 
 ENGINE_LOG = "Read the engine's log at this moment; then verify the model's tokenizer and chat template."
@@ -64,7 +67,11 @@ class Subject:
     context_tokens: int
     """Longest prompt plus answer."""
     answer: ChatAnswer | None = None
-    """The answer to the probe's question."""
+    """The answer to the probe's question, which came in pieces."""
+    whole: ChatAnswer | None = None
+    """The same, asked for as a whole; None where the engine is too slow to ask again."""
+    completion: ChatAnswer | None = None
+    """How `PLAIN_PROMPT` goes on, if it was asked already."""
     tokens_come_back: bool = True
     """False if a text doesn't survive /tokenize and /detokenize unchanged, so that it can't be compared."""
     golden: list[GoldenAnswer] = field(default_factory=list)
@@ -84,11 +91,24 @@ class Subject:
         is_default = probe.prompt == type(probe)().prompt
         return "The capital of France is" if probe.mode == "completions" and is_default else probe.prompt
 
-    def ask(self, max_tokens: int, waiting_for: str) -> ChatAnswer:
+    def ask(self, max_tokens: int, waiting_for: str, *, in_pieces: bool = False) -> ChatAnswer:
         """Ask the question once."""
         mode = self.order.probe.mode
         tokens = min(max_tokens, max(1, self.context_tokens // 2))
-        return self.call(lambda: self.client.ask(self.model, self.question, max_tokens=tokens, mode=mode), waiting_for)
+        work = self.client.stream if in_pieces else self.client.ask
+        return self.call(lambda: work(self.model, self.question, max_tokens=tokens, mode=mode), waiting_for)
+
+    @property
+    def is_slow(self) -> bool:
+        """True if asking in full again would keep traffic waiting for seconds: then further checks ask for less, and say so."""
+        times = self.order.probe.repeats - 1
+        patience = self.order.probe.patience_seconds or _PATIENCE_SECONDS
+        return self.answer is not None and times * self.answer.seconds > patience
+
+    @cached_property
+    def files(self) -> "Future[Verification]":
+        """What headers and sizes of the model's files say. Asked for early: they are read while the engine computes."""
+        return in_thread(lambda: verify_directory(self.order.model_path, hash_files=False))
 
 
 @dataclass(frozen=True)
@@ -111,6 +131,7 @@ def validate(target: Target, progress: Progress, checks: tuple[CheckOfEngine, ..
     try:
         with target.client() as client:
             subject = _subject(target, client, order, progress)
+            _ = subject.files
             for check in (check for check in checks if check.brief or depth == "full"):
                 row, failed = _examine(check, subject)
                 rows.append(row)

@@ -1,13 +1,15 @@
 """The checks of a validation, in their fixed order. Each asks the engine something and judges what comes back."""
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 from workers.contracts import GoldenAnswer
 from workers.host.engine_client import ChatAnswer, EngineError
 from workers.host.validation import ENGINE_LOG, CheckFailedError, CheckOfEngine, Depth, Found, Subject
-from workers.host.validation_interfaces import completions, declared_json, declared_tools, streaming
+from workers.host.validation_interfaces import PLAIN_PROMPT, completions, declared_json, declared_tools, streaming
 from workers.host.validation_lengths import lengths
 from workers.vllm.answer_comparison import compare_answers, explain_difference
 from workers.vllm.sanity import ADVICE, Judgement, judge_answer
-from workers.weights.verification import verify_directory
 
 __all__ = ["CHECKS", "depth_of"]
 
@@ -16,6 +18,9 @@ _LONG_ANSWER_TOKENS = 2048
 _BASE_ANSWER_TOKENS = 24
 _ENOUGH_TO_STOP = 512
 """A chat answer that still runs on after so many tokens has lost its end-of-turn token."""
+
+_SHORT_TOKENS = 5
+"""Enough for answers to part: at temperature 0 the first tokens are the surest ones, so this shows gross faults only."""
 
 _LOST_WEIGHTS = ("weights.tensor_missing", "weights.shard_missing")
 
@@ -87,7 +92,12 @@ def template(subject: Subject) -> Found:
 def question(subject: Subject) -> Found:
     """The answer has text, makes sense, is in the language asked for, holds what is expected, and stops by itself."""
     base = subject.order.probe.mode == "completions"
-    answer = subject.ask(_BASE_ANSWER_TOKENS if base else _ANSWER_TOKENS, "the answer to a test question")
+    limit = _BASE_ANSWER_TOKENS if base else _ANSWER_TOKENS
+    answer = subject.ask(limit, "the answer to a test question", in_pieces=True)
+    if not answer.text.strip():
+        # Is it the model that is silent, or only the pieces that are lost? The latter is for the check of streaming to say.
+        subject.whole = subject.ask(limit, "the answer as a whole")
+        answer = replace(subject.whole, ttft_seconds=None)
     judgement = _judge(answer, subject)
     if not base and answer.finish_reason == "length" and (not _sound(judgement) or not judgement.ok):
         # A model that thinks first needs more room before it comes to the point.
@@ -112,7 +122,7 @@ def question(subject: Subject) -> Found:
 
 def weights(subject: Subject) -> Found:
     """No tensor of the architecture is missing. A sane answer doesn't prove that: a lost layer may go unnoticed for long."""
-    report = verify_directory(subject.order.model_path, hash_files=False)
+    report = subject.call(subject.files.result, "the headers of the model's files")
     lost = next((found for found in report.findings if found.code in _LOST_WEIGHTS), None)
     if lost is not None:
         raise CheckFailedError(
@@ -143,18 +153,46 @@ def golden(subject: Subject) -> Found:
 
 
 def repeats(subject: Subject) -> Found:
-    """Temperature 0 gives the same answer each time, or the difference has a reason."""
-    count = subject.order.probe.repeats
-    if count < 2:
+    """Temperature 0 gives the same answer each time, or the difference has a reason. The question's answer is the first."""
+    count, first = subject.order.probe.repeats, subject.answer
+    if count < 2 or first is None:
         return Found("asked once only, as configured", skipped=True)
+    if subject.is_slow:
+        return _short_repeats(subject, count)
     limit = _BASE_ANSWER_TOKENS if subject.order.probe.mode == "completions" else _ANSWER_TOKENS
-    answers = [subject.ask(limit, f"the same answer once more ({number} of {count})") for number in range(1, count + 1)]
+    answers = [subject.ask(limit, f"the same answer once more ({number} of {count})") for number in range(2, count + 1)]
+    subject.whole = answers[0]
     for answer in answers:
         tolerated = {"not_stopped", "unexpected_answer", *_TOLERATED_OF_BASE}
         _refuse(_judge(answer, subject), answer, subject, tolerated=tuple(tolerated), repeated=True)
-    texts = [answer.text for answer in answers]
-    if len(set(texts)) == 1:
-        return Found(f"{count} times the same at temperature 0")
+    if first.finish_reason == "length" or (first.completion_tokens or 0) > limit:
+        return _alike([answer.text for answer in answers], subject, f"{len(answers)} times the same at temperature 0")
+    return _alike(
+        [first.text, *(answer.text for answer in answers)], subject, f"{count} times the same at temperature 0"
+    )
+
+
+def _short_repeats(subject: Subject, count: int) -> Found:
+    """The same in little: a few words are gone on with, as often, all at once."""
+    client, model, seconds = subject.client, subject.model, subject.answer.seconds if subject.answer else 0.0
+
+    def ask_at_once() -> list[ChatAnswer]:
+        with ThreadPoolExecutor(count) as pool:
+            asked = [pool.submit(client.complete, model, PLAIN_PROMPT, max_tokens=_SHORT_TOKENS) for _ in range(count)]
+            return [one.result() for one in asked]
+
+    answers = subject.call(ask_at_once, f"{count} short answers at once")
+    subject.completion = answers[0]
+    for answer in answers:
+        tolerated = ("unexpected_answer", "empty", *_TOLERATED_OF_BASE)
+        _refuse(judge_answer(answer.text), answer, subject, tolerated=tolerated, repeated=True)
+    told = f"“{PLAIN_PROMPT}”, {_SHORT_TOKENS} tokens, {count} at once, as one answer to the question takes {seconds:.1f} s"
+    return _alike([answer.text for answer in answers], subject, f"{count} times the same at temperature 0 ({told})")
+
+
+def _alike(texts: list[str], subject: Subject, fact: str) -> Found:
+    if len(set(texts)) <= 1:
+        return Found(fact)
     return Found(
         f"{len(set(texts))} different answers to one question at temperature 0: "
         f"{explain_difference(texts, subject.order.arguments)}",

@@ -3,11 +3,12 @@
 import json
 from typing import Any
 
-from workers.host.engine_client import EngineError
+from workers.host.engine_client import ChatAnswer, EngineError
 from workers.host.validation import CheckFailedError, Found, Subject
 from workers.vllm.answer_comparison import compare_answers
 from workers.vllm.sanity import judge_answer
 
+PLAIN_PROMPT = "One, two, three,"
 _TOKENS = 64
 _SHORT_TOKENS = 8
 _DECLARED_TOKENS = 256
@@ -31,8 +32,8 @@ _SCHEMA: dict[str, Any] = {
 def completions(subject: Subject) -> Found:
     """The plain interface works beside chat."""
     client, model = subject.client, subject.model
-    answer = subject.call(
-        lambda: client.complete(model, "One, two, three,", max_tokens=_SHORT_TOKENS), "a text completion"
+    answer = subject.completion or subject.call(
+        lambda: client.complete(model, PLAIN_PROMPT, max_tokens=_SHORT_TOKENS), "a text completion"
     )
     if not answer.completion_tokens:
         raise CheckFailedError(
@@ -41,26 +42,20 @@ def completions(subject: Subject) -> Found:
             points_at=("engine", "tokenizer"),
             next_step="Ask it by hand with the command on the deployment's page, and read the engine's log.",
         )
-    return Found(f"“One, two, three,” goes on with {answer.text[:60]!r}")
+    return Found(f"“{PLAIN_PROMPT}” goes on with {answer.text[:60]!r}")
 
 
 def streaming(subject: Subject) -> Found:
-    """Pieces arrive one by one and add up to a sane answer."""
-    client, model, mode = subject.client, subject.model, subject.order.probe.mode
-    streamed = subject.call(
-        lambda: client.stream(model, subject.question, max_tokens=_TOKENS, mode=mode), "a streamed answer"
-    )
-    if not streamed.text or streamed.ttft_seconds is None:
-        raise CheckFailedError(
-            "validate.stream_empty",
-            "a streamed answer ended without text, although a whole one has some",
-            points_at=("engine",),
-            next_step="Ask with and without a reasoning or tool parser: a parser that doesn't fit swallows the pieces.",
-        )
-    whole = subject.answer.text if subject.answer else ""
-    timing = f"first piece after {1000 * streamed.ttft_seconds:.0f} ms, {streamed.completion_tokens} tokens"
-    if compare_answers(whole, streamed.text).same or whole.startswith(streamed.text):
-        return Found(f"{timing}, the same text")
+    """The question's answer came in pieces, which add up to what it is as a whole."""
+    streamed, whole = subject.answer, subject.whole
+    if streamed is None or streamed.ttft_seconds is None:
+        streamed = _streamed_again(subject)
+    timing = f"first piece after {1000 * (streamed.ttft_seconds or 0):.0f} ms, {streamed.completion_tokens} tokens"
+    if whole is None:
+        return Found(f"{timing}; as a whole, an answer is asked for by the warm-up, as this engine is slow")
+    # The question may have been given more room than the answer as a whole.
+    if compare_answers(whole.text, streamed.text).same or streamed.text.startswith(whole.text):
+        return Found(f"{timing}, the same text as the whole answer")
     broken = [code for code in judge_answer(streamed.text).codes if code in ("replacement_characters", "mojibake")]
     if broken:
         raise CheckFailedError(
@@ -70,6 +65,19 @@ def streaming(subject: Subject) -> Found:
             next_step="A detokenizer that cuts characters in two: try --tokenizer-mode slow, then another engine version.",
         )
     return Found(f"{timing}; another wording than the whole answer: {streamed.text[:80]!r}", warning=True)
+
+
+def _streamed_again(subject: Subject) -> ChatAnswer:
+    """The question needed more room, or gave no piece: ask in pieces now."""
+    answer = subject.ask(_TOKENS, "a streamed answer", in_pieces=True)
+    if answer.text and answer.ttft_seconds is not None:
+        return answer
+    raise CheckFailedError(
+        "validate.stream_empty",
+        "a streamed answer ended without text, although a whole one has some",
+        points_at=("engine",),
+        next_step="Ask with and without a reasoning or tool parser: a parser that doesn't fit swallows the pieces.",
+    )
 
 
 def declared_tools(subject: Subject) -> Found:

@@ -6,10 +6,13 @@ from itertools import cycle, islice, pairwise
 from workers.host.engine_client import EngineError
 from workers.host.validation import CheckFailedError, Found, Subject
 
-_FIRST_TOKENS = 64
+_FIRST_TOKENS = 16
 _GROWTH = 4
-_BUDGET_SECONDS = 30.0
-"""Lengths that would take longer, going by the ones before, are left out and named."""
+_FAST_TOKENS_PER_SECOND = 1000.0
+_FAST_SECONDS = 30.0
+_SLOW_SECONDS = 1.0
+"""Lengths that would take longer in all, going by the ones before, are left out and named. Where a prompt is read at the
+pace of a GPU the whole context is worth its seconds; a CPU would take minutes, while people wait for a first answer."""
 _STEEP = 2.3
 """Attention alone makes time grow with the square of the length; what grows faster has another reason."""
 _NOISE_SECONDS = 0.3
@@ -30,17 +33,21 @@ def lengths(subject: Subject) -> Found:
         raise CheckFailedError(
             "tokenizer.lossy", "a plain text has no tokens", points_at=("tokenizer",), next_step="Verify the tokenizer."
         )
+    patience = subject.order.probe.patience_seconds
     times: list[tuple[int, float]] = []
     left_out = 0
     for length in _lengths(subject.context_tokens):
-        if sum(seconds for _, seconds in times) + _predicted(times, length) > _BUDGET_SECONDS:
+        if times and _spent(times) + _predicted(times, length) > (patience or _patience(times)):
             left_out = length
             break
         times.append((length, _time(subject, ids, length)))
     fact = ", ".join(f"{length:,} tokens {seconds:.2f} s" for length, seconds in times)
     if left_out:
         about = _predicted(times, subject.context_tokens)
-        fact += f"; not beyond, as {subject.context_tokens:,} would take about {about:.0f} s here"
+        fact += (
+            f"; not beyond, as {subject.context_tokens:,} would take about {about:.0f} s here. "
+            "The deployment's “Time for long prompts” gives it more"
+        )
     steep = [(a, b) for a, b in pairwise(times) if _grows_too_fast(a, b)]
     if steep:
         (shorter, little), (longer, much) = steep[0]
@@ -64,15 +71,22 @@ def _lengths(context: int) -> list[int]:
     return [*found, max(1, longest)]
 
 
+def _spent(times: list[tuple[int, float]]) -> float:
+    return sum(seconds for _, seconds in times)
+
+
+def _patience(times: list[tuple[int, float]]) -> float:
+    length, seconds = times[-1]
+    return _FAST_SECONDS if length >= _FAST_TOKENS_PER_SECOND * seconds else _SLOW_SECONDS
+
+
 def _predicted(times: list[tuple[int, float]], length: int) -> float:
-    if not times:
-        return 0.0
     known, seconds = times[-1]
     return float(seconds * (length / known) ** 1.3)
 
 
 def _time(subject: Subject, ids: list[int], length: int) -> float:
-    """The better of two times where the first is long enough to matter, so that a busy moment isn't the engine's fault."""
+    """Seconds until a prompt of so many tokens is answered with one."""
     # Each length begins elsewhere in the text: a shared beginning would come from the prefix cache.
     prompt = list(islice(cycle(ids), length, 2 * length))
     client, model = subject.client, subject.model

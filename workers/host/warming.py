@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import cycle, islice
 
 from workers.contracts import InstanceOrder, InstancePhase, Level
@@ -16,9 +18,10 @@ from workers.step_payloads import WarmupResult
 logger = logging.getLogger(__name__)
 
 _LONG_TOKENS = 128
-_ROUND_TOKENS = 4
 _LAST_ROUNDS = 3
 """So many times to the first token in a row must be alike."""
+_SLOW_SECONDS = 0.5
+"""Two are enough from here on: a busy moment is small beside them, and each further one keeps traffic waiting."""
 _ALIKE_SHARE = 0.25
 _ALIKE_SECONDS = 0.02
 _TOO_SLOW_ROUNDS = 5
@@ -33,9 +36,10 @@ def warm_up(target: Target, progress: Progress) -> WarmupResult:
     began = time.monotonic()
     try:
         with target.client() as client:
-            first = _ask(target, client, order, progress, order.probe.warmup_prompt, 1)
-            long = _ask(target, client, order, progress, order.probe.warmup_prompt, _LONG_TOKENS)
-            rounds = [_ttft(long), *_rounds(target, client, order, progress, began)]
+            asking = _Asking(target, client, order, progress)
+            first = asking.one_token()
+            long = asking.stream(order.probe.warmup_prompt, _LONG_TOKENS)
+            rounds = _rounds(asking, [first.seconds, _ttft(long)], began)
     finally:
         target.files.set_bring_up_phase(state.attempt, None)
     if target.running().attempt != state.attempt:
@@ -61,47 +65,70 @@ def _keep_measurement(target: Target, number: int) -> None:
         logger.warning("start %d was not measured: %s", number, error)
 
 
-def _rounds(
-    target: Target, client: EngineClient, order: InstanceOrder, progress: Progress, began: float
-) -> list[float]:
-    probe = order.probe
-    times: list[float] = []
+def _rounds(asking: "_Asking", times: list[float], began: float) -> list[float]:
+    """Times to the first token, in their order, beginning with those that are known."""
+    probe = asking.order.probe
+    needed = len(times) + len(probe.warmup_prompts)
     for prompt in cycle(probe.warmup_prompts or [probe.warmup_prompt]):
-        if _is_enough(times, probe.ttft_target_seconds, len(probe.warmup_prompts)):
+        if _is_enough(times, probe.ttft_target_seconds, needed) or time.monotonic() - began > probe.warmup_seconds:
             break
-        if time.monotonic() - began > probe.warmup_seconds:
-            break
-        times.append(_ttft(_ask(target, client, order, progress, prompt, _ROUND_TOKENS)))
+        times.append(_ttft(asking.stream(prompt, 1)))
     return times
 
 
-def _is_enough(times: list[float], target_seconds: float, own_prompts: int) -> bool:
-    if len(times) < own_prompts or not is_stable(times):
+def _is_enough(times: list[float], target_seconds: float, needed: int) -> bool:
+    if len(times) < needed or not is_stable(times):
         return False
-    reached = not target_seconds or max(times[-_LAST_ROUNDS:]) <= target_seconds
-    return reached or len(times) >= own_prompts + _LAST_ROUNDS + _TOO_SLOW_ROUNDS
+    reached = not target_seconds or max(_last(times)) <= target_seconds
+    return reached or len(times) >= needed + _LAST_ROUNDS + _TOO_SLOW_ROUNDS
 
 
 def is_stable(times: list[float]) -> bool:
     """True if the last times to the first token (seconds) lie close together."""
-    last = times[-_LAST_ROUNDS:]
-    return len(last) == _LAST_ROUNDS and max(last) - min(last) <= max(_ALIKE_SECONDS, _ALIKE_SHARE * min(last))
+    last = _last(times)
+    return len(last) > 1 and max(last) - min(last) <= max(_ALIKE_SECONDS, _ALIKE_SHARE * min(last))
 
 
-def _ask(
-    target: Target, client: EngineClient, order: InstanceOrder, progress: Progress, prompt: str, tokens: int
-) -> ChatAnswer:
-    model, mode = order.served_model_names[0], order.probe.mode
-    waiting_for = "the first token (warm-up)" if tokens == 1 else f"{tokens} tokens (warm-up)"
-    try:
-        return progress.in_background(
-            lambda: client.stream(model, prompt, max_tokens=tokens, mode=mode), waiting_for=waiting_for
+def _last(times: list[float]) -> list[float]:
+    """Those that must be alike; fewer than two while there are not enough."""
+    if len(times) > 1 and min(times[-2:]) >= _SLOW_SECONDS:
+        return times[-2:]
+    return times[-_LAST_ROUNDS:] if len(times) >= _LAST_ROUNDS else []
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """Warm-up's requests to one engine."""
+
+    target: Target
+    client: EngineClient
+    order: InstanceOrder
+    progress: Progress
+
+    def one_token(self) -> ChatAnswer:
+        """One token, as a whole answer: what isn't streamed is proven by it where validation had no time to."""
+        probe = self.order.probe
+        return self._ask(
+            lambda: self.client.ask(
+                self.order.served_model_names[0], probe.warmup_prompt, max_tokens=1, mode=probe.mode
+            ),
+            "the first token (warm-up)",
         )
-    except EngineError as error:
-        raise_if_dying(target, progress)
-        raise StepFailedError(
-            "validate.request_failed", f"the engine stopped answering during warm-up: {error}", next_step=ENGINE_LOG
-        ) from error
+
+    def stream(self, prompt: str, tokens: int) -> ChatAnswer:
+        """At most `tokens` tokens, in pieces."""
+        model, mode = self.order.served_model_names[0], self.order.probe.mode
+        waiting_for = "the first token (warm-up)" if tokens == 1 else f"{tokens} tokens (warm-up)"
+        return self._ask(lambda: self.client.stream(model, prompt, max_tokens=tokens, mode=mode), waiting_for)
+
+    def _ask(self, work: Callable[[], ChatAnswer], waiting_for: str) -> ChatAnswer:
+        try:
+            return self.progress.in_background(work, waiting_for=waiting_for)
+        except EngineError as error:
+            raise_if_dying(self.target, self.progress)
+            raise StepFailedError(
+                "validate.request_failed", f"the engine stopped answering during warm-up: {error}", next_step=ENGINE_LOG
+            ) from error
 
 
 def _ttft(answer: ChatAnswer) -> float:
