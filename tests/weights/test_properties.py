@@ -1,6 +1,7 @@
 """Any single flipped, cut, added or renamed piece of a sound checkpoint with checksums is found."""
 
 import json
+import math
 import re
 import shutil
 
@@ -155,6 +156,35 @@ def test_a_type_of_the_same_size_in_a_single_layer_is_found(tmp_path, scheme):
         found = errors(folder)
         assert found, name
         assert name in json.dumps(verify_directory(folder).as_json())
+
+
+IN_QUANTISED = [
+    (scheme, name) for scheme in build.SCHEMES for name in build.quantised(scheme)[0] if ".layers.1." in name
+]
+WIDTHS = {1: ("U8", "I8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 2: ("F16", "BF16", "I16", "U16"),
+          4: ("F32", "I32", "U32"), 8: ("F64", "I64", "U64")}  # fmt: skip
+
+
+def other_types(dtype):
+    return [one for types in WIDTHS.values() if dtype in types for one in types if one != dtype]
+
+
+def other_shapes(shape):
+    return sorted({(*shape, 1), (1, *shape), (math.prod(shape),), tuple(reversed(shape))} - {tuple(shape)})
+
+
+@given(which=st.sampled_from(IN_QUANTISED), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_changed_type_or_shape_of_whatever_a_quantisation_stores_is_found(tmp_path_factory, which, data):
+    scheme, name = which
+    folder = build.make_quantised(tmp_path_factory.mktemp("model"), scheme)
+    tensors = build.quantised(scheme)[0]
+    dtype, shape, content = tensors[name]
+    kinds = [(other, shape) for other in other_types(dtype)] + [(dtype, other) for other in other_shapes(shape)]
+    changed, size = data.draw(st.sampled_from(kinds))
+    (folder / "model.safetensors").write_bytes(build.safetensors_bytes({**tensors, name: (changed, size, content)}))
+    assert errors(folder), (name, changed, size)
+    assert name in json.dumps(verify_directory(folder).as_json())
 
 
 OF_TOWERS = re.compile(r"(?!.*(?:layers|blocks)[.][0-9]).*(?:vision|visual|projector)")

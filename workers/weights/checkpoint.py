@@ -13,7 +13,8 @@ from workers.weights.expectations import ImpossibleConfigError
 from workers.weights.findings import Findings, listed, printable
 from workers.weights.gguf import GGUFError, read_gguf
 from workers.weights.guide_format import MAP_FILE, check_guide_format
-from workers.weights.layers import check_vocabulary, compare_layers, note_mixed_types, stacks
+from workers.weights.layer_headers import compare_headers
+from workers.weights.layers import check_vocabulary, compare_layers, stacks
 from workers.weights.layout import Layout
 from workers.weights.quantization import check_quantisation, logical_shape
 from workers.weights.safetensors import DTYPE_BITS
@@ -171,7 +172,7 @@ class Checkpoint:
         check_quantisation(self._scheme, weights, findings, config_known=known)
         if self._scheme is None and known:
             check_plain_types(weights.tensors, findings)
-        note_mixed_types(weights.tensors, findings)
+        compare_headers(weights.tensors, findings)
         implied = self._implied(config) if readable and not self._only_consolidated() else None
         if implied is not None:
             check = TensorCheck(

@@ -10,11 +10,10 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workers.weights.findings import Findings, listed, printable
-from workers.weights.safetensors import Tensor
-from workers.weights.tensors import FLOATS, Weights, report_missing, report_unexpected, text_root
+from workers.weights.findings import Findings
+from workers.weights.tensors import Weights, report_missing, report_unexpected, text_root
 
-_NUMBERED = re.compile(r"^(.*?[._]?(?:layers|h|blocks|block|layer|resblocks|encoder|decoder))\.(\d+)\.(.+)$")
+NUMBERED = re.compile(r"^(.*?[._]?(?:layers|h|blocks|block|layer|resblocks|encoder|decoder))\.(\d+)\.(.+)$")
 _EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)\.(.+)$")
 _EXPERT_NUMBER = re.compile(r"\bexperts\.\d+\.")
 _PACKED = re.compile(r"\.(?:qweight|weight_packed)$")
@@ -26,9 +25,7 @@ _BESIDE = re.compile(
 # layer has no value residual).
 _ODD_ENDS = ("modernbert", "rwkv", "eagle", "medusa")
 _TOWER = re.compile(r"vision|visual|image|audio|speech|vit|resampler|projector|aligner", re.IGNORECASE)
-_FEWEST_LAYERS = 4
-_CONFUSED = ({"BF16", "F16"}, {"F8_E4M3", "F8_E5M2"}, {"I32", "F32"}, {"U32", "F32"}, {"U8", "I8"}, {"I64", "F64"})
-"""Types of one size that no checkpoint mixes for the same tensor of different layers."""
+FEWEST_LAYERS = 4
 _FEWEST_TOWER_LAYERS = 6
 _MOST_LOST = 3
 # A norm has a weight and perhaps a bias; parts with more tensors can be left out of a layer by design.
@@ -53,7 +50,7 @@ def stacks(names: Iterable[str]) -> list[Stack]:
     """All stacks of numbered layers; quantised forms count as the weight they stand for, experts as one."""
     found: dict[str, dict[int, set[str]]] = {}
     for name in names:
-        match = _NUMBERED.match(name)
+        match = NUMBERED.match(name)
         if match is None or len(match[2]) > 6:
             continue
         suffix = match[3]
@@ -128,7 +125,7 @@ class _Comparison:
     def run(self, kinds: list[Hashable]) -> None:
         """Report what layers lack or have alone; only layers of one kind are compared."""
         layers = self._stack.layers
-        fewest = _FEWEST_TOWER_LAYERS if self._stack.tower else _FEWEST_LAYERS
+        fewest = _FEWEST_TOWER_LAYERS if self._stack.tower else FEWEST_LAYERS
         if not self._stack.tower:
             self._gaps()
         if len(layers) < fewest:
@@ -207,45 +204,6 @@ def _compare_experts(weights: Weights, findings: Findings) -> None:
         ]
         if missing and len(missing) <= max(4, len(experts) * len(usual) // 4):
             report_missing(findings, weights.file_of(missing[0]), missing)
-
-
-def note_mixed_types(tensors: Mapping[str, Tensor], findings: Findings) -> None:
-    """Look for a tensor whose type differs from the same tensor's in all other layers.
-
-    Another float of another width is harmless, but odd. One of the same width says that the header was changed, not the
-    numbers: the engine would read them as something else.
-    """
-    by_suffix: dict[tuple[str, str], list[tuple[str, Tensor]]] = {}
-    for name, tensor in tensors.items():
-        if match := _NUMBERED.match(name):
-            by_suffix.setdefault((match[1], match[3]), []).append((name, tensor))
-    odd: dict[str, list[str]] = {}
-    wrong: dict[str, list[str]] = {}
-    for places in [*by_suffix.values(), _sixteen_bit(tensors)]:
-        types = Counter(tensor.dtype for _, tensor in places)
-        if len(types) < 2 or len(places) < _FEWEST_LAYERS or types.most_common(1)[0][1] != len(places) - 1:
-            continue
-        usual = types.most_common(1)[0][0]
-        for name, tensor in places:
-            if tensor.dtype == usual:
-                continue
-            text = f"{printable(name)} is {tensor.dtype}, elsewhere {usual}"
-            if {tensor.dtype, usual} in _CONFUSED and text not in wrong.get(tensor.file, []):
-                wrong.setdefault(tensor.file, []).append(text)
-            elif tensor.dtype in FLOATS and usual in FLOATS and {tensor.dtype, usual} not in _CONFUSED:
-                odd.setdefault(tensor.file, []).append(text)
-    for file, texts in odd.items():
-        message = f"Float types differ between layers: {listed(texts)}."
-        findings.add("weights.dtype_mixed", file, message, "The engine converts it; check that no layer was replaced.")
-    for file, texts in wrong.items():
-        message = f"A type of the same size as everywhere else, but another one: {listed(texts)}."
-        fix = "Download this file again: the numbers would be read as something else."
-        findings.add("weights.dtype_unexpected", file, message, fix)
-
-
-def _sixteen_bit(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """All tensors of 16-bit floats, which no checkpoint mixes for a single one."""
-    return [(name, tensor) for name, tensor in tensors.items() if tensor.dtype in {"BF16", "F16"}]
 
 
 def check_vocabulary(weights: Weights, findings: Findings, *, rows: int | None, heads: int) -> None:
