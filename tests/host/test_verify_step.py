@@ -11,6 +11,7 @@ import pytest
 
 from tests.weights.build import make_model, make_sharded, write_json
 from workers.host.failures import StepFailedError
+from workers.host.step_context import FilesProgress
 from workers.host.steps import verify
 from workers.step_payloads import VerifyPayload, VerifyResult
 
@@ -28,8 +29,8 @@ class Context:
         progress()
         return done
 
-    def progress(self, *_amount: Any, **_more: Any) -> None:
-        return
+    def progress(self, done: int, total: int | None, *, files: Callable[[], FilesProgress], **_more: Any) -> None:
+        self.told = (done, total, files())
 
     def event(self, text: str) -> None:
         self.events.append(text)
@@ -178,3 +179,26 @@ def test_damage_counts_more_than_a_missing_yes(tmp_path: Path) -> None:
     with pytest.raises(StepFailedError) as failed:
         run(folder, consent_needed=["code.remote_required"])
     assert failed.value.failure.code == "weights.truncated"
+
+
+def test_each_file_tells_how_far_it_is_read(model: Path) -> None:
+    context = Context(model.parent)
+    verify.run(context, VerifyPayload(model_path=model.name, mode="full"))  # type: ignore[arg-type]
+    sizes = {one.name: one.stat().st_size for one in model.iterdir()}
+    done, total, files = context.told
+    assert done == total == sum(sizes.values())
+    assert {(file.path, file.done, file.total, file.state) for file in files.shown} == {
+        (name, size, size, "done") for name, size in sizes.items()
+    }
+    assert (files.total, files.done) == (len(sizes), len(sizes))
+
+
+def test_files_that_are_being_read_come_before_those_that_wait_and_those_that_are_read(tmp_path: Path) -> None:
+    context = Context(tmp_path)
+    reading = verify._Reading(context, {"a": 100, "b": 100, "c": 100})  # type: ignore[arg-type]
+    reading.note(100, 300, "a")
+    reading.note(140, 300, "c")
+    reading.tell()
+    assert [(file.path, file.done, file.state) for file in context.told[2].shown] == [
+        ("c", 40, "active"), ("b", 0, "waiting"), ("a", 100, "done"),
+    ]  # fmt: skip

@@ -127,6 +127,8 @@ def _read(descriptor: int, job: Job, scan: Scan, meter: _Meter) -> None:
     if job.entry.name.endswith(".safetensors"):
         read = _read_header(descriptor, job.entry.name, size, scan, hashes)
     if job.whole:
+        if read:
+            meter.add(read, job.entry.name)
         read += _read_rest(descriptor, job, scan, hashes, meter)
         scan.digests = hashes.done()
         after = os.fstat(descriptor)

@@ -1,9 +1,13 @@
 """Verify: is the model directory complete, and are its files what their headers say?"""
 
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
+from workers.contracts import MOST_FILES, FileProgress
 from workers.host.failures import StepCancelledError, StepFailedError
-from workers.host.step_context import StepContext
+from workers.host.step_context import FilesProgress, StepContext
 from workers.host.steps.preflight import resolve_model_path
 from workers.step_payloads import ManifestFile, VerifyResult
 from workers.step_payloads import VerifyPayload as Payload
@@ -15,6 +19,7 @@ from workers.weights.verification import FileRecord, Verification, changed_files
 
 __all__ = ["Payload", "run"]
 
+_ORDER = {"active": 0, "waiting": 1, "done": 2}
 _SHOWN_FINDINGS = 200
 _SHOWN_CHANGES = 5
 _PREVIOUS = "the last verification"
@@ -40,7 +45,8 @@ def run(context: StepContext, payload: Payload) -> VerifyResult:
     # People may change a directory of their own on purpose; a sum that changed while nobody wrote the file is damage.
     earlier = known if payload.pinned else [record for record in known if record.path not in changed]
     published = [Expected(item.path, item.algorithm, item.digest, item.source) for item in payload.checksums]
-    reading = _Reading(context)
+    entries = read_layout(path, Findings()).entries if payload.mode == "full" else {}
+    reading = _Reading(context, {name: entry.size for name, entry in entries.items()})
     verification = context.in_background(
         lambda: verify_directory(
             path,
@@ -91,21 +97,42 @@ def _checked_against(path: Path, payload: Payload, earlier: list[FileRecord]) ->
 
 
 class _Reading:
-    """How far the reading threads are; they are told to give up when the step must not go on."""
+    """How far the reading threads are, in all and with each file; they give up when the step must not go on."""
 
-    def __init__(self, context: StepContext) -> None:
+    def __init__(self, context: StepContext, sizes: Mapping[str, int]) -> None:
         self._context = context
         self._done = self._total = 0
+        self._sizes = {name: size for name, size in sizes.items() if size}
+        self._read: dict[str, int] = {}
+        self._before: dict[str, tuple[float, int]] = {}
 
-    def note(self, done: int, total: int, _file: str) -> None:
-        """Called by the reading threads after each piece."""
+    def note(self, done: int, total: int, file: str) -> None:
+        """Called by the reading threads after each piece, one at a time."""
+        self._read[file] = self._read.get(file, 0) + done - self._done
         self._done, self._total = done, total
         if self._context.cancelled:
             raise StepCancelledError
 
     def tell(self) -> None:
         """Called by the step's own thread."""
-        self._context.progress(self._done, self._total or None, unit="bytes", waiting_for="the files to be read")
+        self._context.progress(
+            self._done, self._total or None, unit="bytes", waiting_for="the files to be read", files=self._files
+        )
+
+    def _files(self) -> FilesProgress:
+        """Each file with its own rate since this was last asked: those being read first, then waiting, then read ones."""
+        now, read = time.monotonic(), dict(self._read)
+        files = [self._shown(name, size, read.get(name, 0), now) for name, size in self._sizes.items()]
+        files.sort(key=lambda file: (_ORDER[file.state], file.path))
+        self._before = {file.path: (now, file.done) for file in files if file.state == "active"}
+        return FilesProgress(files[:MOST_FILES], len(files), sum(file.state == "done" for file in files))
+
+    def _shown(self, name: str, size: int, done: int, now: float) -> FileProgress:
+        state: Literal["active", "waiting", "done"] = "done" if done >= size else "active" if done else "waiting"
+        since, before = self._before.get(name, (now, done))
+        rate = (done - before) / (now - since) if now > since and state == "active" else None
+        left = (size - done) / rate if rate else None
+        return FileProgress(path=name, done=done, total=size, state=state, rate=rate, remaining_seconds=left)
 
 
 def _refuse_damaged(verification: Verification, payload: Payload) -> None:
