@@ -59,7 +59,7 @@ Device.objects.bulk_create(
     (Device(host=host, kind="gpu", index=n, uuid=f"GPU-{{n}}", name="NVIDIA H100 80GB HBM3", memory_total=80 * gib,
             memory_free=70 * gib) for host in hosts for n in range({gpus})), batch_size=1000)
 """
-HOST_PAGES = ("/hosts/", "/hosts/?sort=-memory_free", "/hosts/?q=h100", "/hosts/?devices=gpu&page=10", "/")
+HOST_PAGES = ("/hosts/", "/hosts/?sort=-memory_free", "/hosts/?q=h100", "/hosts/?devices=gpu&page=10", "/engines/", "/")
 
 
 def measure(bench: Bench) -> list[Row]:

@@ -70,10 +70,14 @@ def device_groups(host: Host) -> list[DeviceGroup]:
     ]
 
 
+NOT_REMOVED = ~Q(public_key="", join_token_sha256="", redis_password_sha256="")
+"""The opposite of `is_removed`, for queries."""
+
+
 def totals(hosts: QuerySet[Host]) -> dict[str, Any]:
     """What all hosts together are, in one query: how many are online, silent, waiting or in trouble, GPUs, free memory."""
     limit = timezone.now() - timedelta(seconds=OFFLINE_AFTER_SECONDS)
-    there = ~Q(public_key="", join_token_sha256="", redis_password_sha256="")
+    there = NOT_REMOVED
     online = there & Q(last_seen_at__gt=limit)
     return hosts.aggregate(
         all=Count("pk", filter=there),

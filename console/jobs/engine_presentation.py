@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from django.db.models import Count, Q, QuerySet, Sum
 from django.urls import reverse
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
@@ -74,6 +75,22 @@ def shown(engines: Sequence[Engine], steps: Iterable[Step]) -> list[ShownEngine]
     usage = usage_of(engines)
     by_key = {(step.host_id, payload_key(step)): step for step in steps if payload_key(step)}
     return [ShownEngine(engine, usage[engine.pk], by_key.get((engine.host_id, engine.key))) for engine in engines]
+
+
+def totals(engines: QuerySet[Engine]) -> dict[str, int]:
+    """What all engines together are: versions, bytes on disk that Slipway installed, and how many are broken."""
+    troubled, sound = Q(details__has_key="problem"), Q(details__problem="")
+    counted = engines.aggregate(
+        size=Sum("size_bytes", default=0),
+        adopted=Sum("size_bytes", filter=Q(details__adopted=True), default=0),
+        troubled=Count("pk", filter=troubled),
+        sound=Count("pk", filter=sound),
+    )
+    return {
+        "versions": engines.order_by().values("distribution", "version").distinct().count(),
+        "size_bytes": counted["size"] - counted["adopted"],
+        "broken": counted["troubled"] - counted["sound"],
+    }
 
 
 def table(

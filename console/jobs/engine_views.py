@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.core.paginator import Paginator
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -19,7 +19,7 @@ from console.common.forms import add_refusal
 from console.common.spans import readable_bytes
 from console.fleet import schemas
 from console.fleet.models import Engine, Host
-from console.fleet.presentation import is_removed
+from console.fleet.presentation import NOT_REMOVED
 from console.jobs import engine_jobs, engine_presentation
 from console.jobs.asking import ask
 from console.jobs.engine_forms import AdoptEngineForm, InstallEngineForm
@@ -44,8 +44,11 @@ def _engine(request: HttpRequest, pk: int, action: Action) -> Engine:
 @require_GET
 def engine_list(request: HttpRequest) -> HttpResponse:
     """Hosts × versions, with state, size and users of each engine."""
-    every = [host for host in policies.visible(request.user, Host.objects.order_by("name")) if not is_removed(host)]
-    page = Paginator(every, HOSTS_PER_PAGE).get_page(request.GET.get("page"))
+    installed = policies.visible(request.user, Engine.objects.filter(present=True), team_path="host__team")
+    has_engine = Exists(Engine.objects.filter(host=OuterRef("pk"), present=True))
+    # Those that have one first: a first page of hosts without any would say that there is none.
+    every = Host.objects.filter(NOT_REMOVED).order_by(has_engine.desc(), "name")
+    page = Paginator(policies.visible(request.user, every), HOSTS_PER_PAGE).get_page(request.GET.get("page"))
     hosts = list(page)
     running = engine_jobs.running_steps(hosts)
     engines = engine_presentation.shown(
@@ -60,10 +63,9 @@ def engine_list(request: HttpRequest) -> HttpResponse:
         "page": page,
         "versions": versions,
         "rows": rows,
-        "broken": sum(bool(one.engine.problem) for one in engines),
+        "totals": engine_presentation.totals(installed),
         "installing": [step for step in running if step.kind in (StepKind.INSTALL_ENGINE, StepKind.ADOPT_ENGINE)],
-        "size_bytes": sum(one.engine.size_bytes for one in engines if not one.engine.adopted),
-        "joined": any(host.public_key for host in hosts),
+        "joined": _hosts(request).exists(),
     }
     return render(request, "fleet/engines.html", context)
 

@@ -298,6 +298,24 @@ def test_the_table_asks_the_same_number_of_questions_for_any_fleet(
     assert [version.version for version in answer.context["versions"]] == ["0.32.0", "0.20.2", "0.11.2"]
 
 
+def test_engines_beyond_the_first_page_of_hosts_are_counted_and_those_hosts_come_first(
+    admin: User, viewer: User, fleet: Fleet
+) -> None:
+    for number in range(60):
+        Host.objects.create(name=f"a{number}", public_key="x")
+    Engine.objects.filter(pk=fleet.engine.pk).update(size_bytes=5, details={"problem": "no torch"})
+    Engine.objects.create(
+        host=fleet.host, key="mine", distribution="vllm", version="0.20.2", platform="cuda", path="/e", size_bytes=7,
+        details={"adopted": True, "problem": ""},
+    )  # fmt: skip
+    first = signed_in(viewer).get(reverse("engine_list"))
+    assert first.context["totals"] == {"versions": 2, "size_bytes": 5, "broken": 1}
+    assert first.context["rows"][0][0] == fleet.host
+    second = signed_in(viewer).get(reverse("engine_list"), {"page": 2})
+    assert second.context["totals"] == first.context["totals"]
+    assert "No engines yet" not in second.content.decode()
+
+
 # -- ports --------------------------------------------------------------------------------------------------------------
 
 

@@ -94,7 +94,7 @@ class LiveConsole:
             start_new_session=True,
         )
         log.close()
-        wait_for("the console answers", self._answers, seconds=180)
+        wait_for("the console answers", self._answers, seconds=300)
         if "--no-host" not in self.options:
             wait_for("host local is online", self.host_is_online, seconds=120)
 
