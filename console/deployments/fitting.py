@@ -139,14 +139,27 @@ def fit(
     )
 
 
-def sum_of(copy: Copy, engine: Engine, *, values: Mapping[str, Value], environment: Mapping[str, str]) -> Plan | None:
-    """The plan alone, without suggestions and curve; None where nothing can be planned."""
+def sum_of(
+    copy: Copy,
+    engine: Engine,
+    *,
+    values: Mapping[str, Value],
+    environment: Mapping[str, str],
+    devices: Sequence[Device] = (),
+    started: bool = False,
+) -> Plan | None:
+    """The plan alone, without suggestions and curve; None where nothing can be planned.
+
+    `started`: the engine runs already, so what is free now says nothing of what it found.
+    """
     if not copy.revision.shape:
         return None
     try:
         shape = shape_with(copy.revision.shape, values)
-        used = choose(engine.host, engine, values, ())
+        used = choose(engine.host, engine, values, devices)
         request = request_for(engine, used, values, environment)
+        if started:
+            request = replace(request, free_bytes=None)
         return compute_plan(shape, _with_learned(shape, request, copy, engine, used))
     except ValueError:
         return None

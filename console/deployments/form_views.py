@@ -60,7 +60,7 @@ def deployment_add(request: HttpRequest) -> HttpResponse:
     form = DeployForm(request.POST, user=user)
     if form.is_valid():
         try:
-            order = form.order() | {"name": form.cleaned_data["name"], "notes": form.cleaned_data["notes"]}
+            order = form.order() | {name: form.cleaned_data[name] for name in ("name", "notes", "public_name")}
             job = services.create(**order, actor=user)
         except Refused as refusal:
             add_refusal(form, refusal)

@@ -75,8 +75,22 @@ class DeployForm(HealthFields):
                 NAME_PATTERN, _("Use lower-case letters, digits, dots, hyphens and underscores, 62 at most.")
             )
         ],
-        help_text=_("Clients ask for the model under this name."),
+        help_text=_("Of the deployment, and of the model where its engines are asked directly."),
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "autocapitalize": "none"}),
+    )
+    public_name = forms.CharField(
+        label=_("Public name"),
+        required=False,
+        max_length=128,
+        help_text=_("Makes a route: clients ask the gateway for the model under it. Empty: no route, for now."),
+        widget=forms.TextInput(
+            attrs={
+                "autocomplete": "off",
+                "spellcheck": "false",
+                "autocapitalize": "none",
+                "placeholder": "org/model-8b",
+            }
+        ),
     )
     replicas = forms.IntegerField(
         label=_("Replicas"),
@@ -181,6 +195,7 @@ class DeployForm(HealthFields):
         }  # fmt: skip
         if changing is not None:
             self.fields["name"].disabled = True
+            del self.fields["public_name"]  # routes have pages of their own, and one may lead to several deployments
             self.fields["reason"].required = True
 
     def _offer_rows(self, user: User) -> None:

@@ -10,6 +10,7 @@ from console.common import live
 from console.common.spans import readable_bytes
 from console.deployments import arguments_check, claims, engine_schema, fitting, launches
 from console.deployments.models import Attempt, Deployment, Instance, Launch, Spec
+from console.fleet.models import Device
 from workers.contracts import AttemptMeasured, LaunchFacts
 from workers.vllm.memory import Plan, residual
 
@@ -35,15 +36,15 @@ def record(instance: Instance, report: AttemptMeasured) -> None:
     """Store what a start needed, with what would have been planned for it, and learn from the difference."""
     attempt, _made = Attempt.objects.get_or_create(instance=instance, number=report.number)
     spec: Spec = instance.spec
-    found = plan_of(spec, claims.arguments_of(instance))
-    device = _device_of(spec)
+    devices = _devices_of(instance)
+    found = _plan_of(instance, devices)
     Launch.objects.update_or_create(
         attempt=attempt,
         defaults={
             "revision": spec.copy.revision,
             "deployment_name": instance.deployment.name,
             "spec_number": spec.number,
-            "device": device,
+            "device": devices[0].name if devices else "",
             "platform": spec.engine.platform,
             "engine_version": spec.engine.version,
             "batched_tokens": found.max_num_batched_tokens if found else 0,
@@ -55,24 +56,29 @@ def record(instance: Instance, report: AttemptMeasured) -> None:
     live.changed("deployment", instance.deployment_id)
 
 
-def plan_of(spec: Spec, arguments: Sequence[str] | None = None) -> Plan | None:
-    """What the planner says of a spec; None where the model's shape or the devices aren't known.
+def _plan_of(instance: Instance, devices: Sequence[Device]) -> Plan | None:
+    """What the planner says of an instance that has started; None where the model's shape or the devices aren't known."""
+    schema = engine_schema.schema_of(instance.engine)
+    words = claims.arguments_of(instance)
+    return fitting.sum_of(
+        instance.copy,
+        instance.engine,
+        values=arguments_check.values_of(schema, words) if schema else {},
+        environment=instance.spec.environment,
+        devices=devices,
+        started=True,
+    )
 
-    `arguments`: those of one of its instances, whose size placement may have set.
-    """
-    schema = engine_schema.schema_of(spec.engine)
-    values = arguments_check.values_of(schema, spec.arguments if arguments is None else arguments) if schema else {}
-    devices = list(spec.host.devices.filter(uuid__in=spec.devices)) if spec.devices else []
-    return fitting.fit(
-        spec.copy, spec.engine, values=values, environment=spec.environment, devices=devices
-    ).plan  # fmt: skip
 
-
-def _device_of(spec: Spec) -> str:
-    kind = "cpu" if spec.engine.platform == "cpu" else "gpu"
-    rows = spec.host.devices.filter(uuid__in=spec.devices) if spec.devices else spec.host.devices.filter(kind=kind)
-    first = rows.order_by("index").first()
-    return first.name if first else ""
+def _devices_of(instance: Instance) -> list[Device]:
+    """What it has claimed; of one without claims, what its spec names, else the first of its kind on its host."""
+    claimed = [claim.device for claim in instance.claims.select_related("device").order_by("device__index")]
+    if claimed:
+        return claimed
+    rows = instance.host.devices.order_by("index")
+    if instance.spec.devices:
+        return list(rows.filter(uuid__in=instance.spec.devices))
+    return list(rows.filter(kind="cpu" if instance.engine.platform == "cpu" else "gpu")[:1])
 
 
 def residual_of(spec: Spec, found: Plan | None, truth: LaunchFacts) -> int | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from console.access.models import User
 from console.deployments.models import Deployment
 
 
@@ -16,8 +17,10 @@ class PublicEndpoint:
 
 Namer = Callable[[Deployment], list[str]]
 Finder = Callable[[Deployment], PublicEndpoint | None]
+Publisher = Callable[[Deployment, str, User | None, str], None]
 _namers: list[Namer] = []
 _finders: list[Finder] = []
+_publishers: list[Publisher] = []
 
 
 def name_by(namer: Namer) -> None:
@@ -30,6 +33,18 @@ def reach_by(finder: Finder) -> None:
     """Register who knows a deployment's public endpoint. Called once, from an app's `ready`."""
     if finder not in _finders:
         _finders.append(finder)
+
+
+def publish_by(publisher: Publisher) -> None:
+    """Register who makes a deployment known under a public name. Called once, from an app's `ready`."""
+    if publisher not in _publishers:
+        _publishers.append(publisher)
+
+
+def publish(deployment: Deployment, name: str, *, actor: User | None, reason: str) -> None:
+    """Let clients ask the gateway for a deployment under a name. Refused at `public_name` when it is taken or none."""
+    for publisher in _publishers:
+        publisher(deployment, name, actor, reason)
 
 
 def served_names(deployment: Deployment) -> list[str]:

@@ -17,7 +17,7 @@ from console.common import live
 from console.common.errors import Refused
 from console.common.secrets import decrypt, encrypt
 from console.common.states import move
-from console.deployments import arguments_check, claims
+from console.deployments import arguments_check, claims, public
 from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
 from console.deployments.rooms import Site
 from console.fleet import desired
@@ -65,11 +65,13 @@ def create(
     reason: str,
     actor: User | None,
     idempotency_key: str,
+    public_name: str = "",
 ) -> Job:
     """Create a deployment with its first spec and its replicas' claims and instances, and start the deploy job.
 
     `devices` are uuids of the host's devices that the engine may use; none: placement chooses, as `Spec.placement` says.
-    Refused, with nothing created, when the replicas don't find room beside what others claim.
+    Refused, with nothing created, when the replicas don't find room beside what others claim, or `public_name`, under
+    which clients shall ask the gateway for it, is taken.
     The same `idempotency_key` again returns the job that the first call made: a second click starts nothing.
     """
     if known := Job.objects.filter(idempotency_key=idempotency_key).first():
@@ -109,6 +111,8 @@ def create(
             access.record(
                 actor=actor, action="deployment.create", target=name, target_url=_url(deployment), reason=reason
             )
+            if public_name:
+                public.publish(deployment, public_name, actor=actor, reason=reason)
             return _deploy(deployment, actor=actor, reason=reason, idempotency_key=idempotency_key)
     except IntegrityError:
         if known := Job.objects.filter(idempotency_key=idempotency_key).first():

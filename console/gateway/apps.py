@@ -12,7 +12,8 @@ class GatewayConfig(AppConfig):
     def ready(self) -> None:
         """Tell deployments under which names routes send them requests, and where clients reach them."""
         from console.deployments import public
-        from console.gateway import names
+        from console.gateway import names, routes
 
         public.name_by(names.of_deployment)
         public.reach_by(names.endpoint)
+        public.publish_by(routes.publish)

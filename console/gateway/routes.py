@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
 
@@ -14,7 +15,7 @@ from console.common.errors import Refused
 from console.deployments.models import Deployment
 from console.fleet import desired
 from console.gateway import bell
-from console.gateway.models import Alias, Route, Target
+from console.gateway.models import MODEL_NAME, Alias, Route, Target
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,23 @@ def save(
     except IntegrityError:
         raise Refused(_("Another route took one of these names just now."), field="name") from None
     return route
+
+
+def publish(deployment: Deployment, name: str, actor: User | None, reason: str) -> None:
+    """Make a route of this name to one new deployment. Refused at `public_name` where that can't be."""
+    try:
+        MODEL_NAME(name)
+        save(
+            Route(name=name, team_id=deployment.team_id),
+            aliases=(),
+            shares=[Share(deployment)],
+            actor=actor,
+            reason=reason,
+        )
+    except ValidationError as error:
+        raise Refused(" ".join(error.messages), field="public_name") from None
+    except Refused as refusal:
+        raise Refused(str(refusal), field="public_name") from None
 
 
 def weigh(route: Route, weights: dict[int, int], *, actor: User | None, reason: str) -> None:

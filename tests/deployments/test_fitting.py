@@ -170,8 +170,11 @@ def test_the_whole_card_takes_less_than_100_ms(gpus: Fleet) -> None:
     assert time.process_time() - began < 0.1
 
 
-def measured(fleet: Fleet, admin: User, **facts: Any) -> Launch:
+def measured(fleet: Fleet, admin: User, *, left: int | None = None, **facts: Any) -> Launch:
+    """A launch with these facts; `left`: bytes that are free on every device once it runs."""
     fleet.deploy(admin, arguments=["--max-model-len", "4096"])
+    if left is not None:
+        Device.objects.update(memory_free=left)
     instance = Instance.objects.select_related("deployment", "spec__copy__revision", "spec__engine", "spec__host").get()
     report = AttemptMeasured(instance=instance.uuid, number=1, facts=LaunchFacts(**facts))
     measurements.record(instance, report)
@@ -197,6 +200,14 @@ def test_a_launch_s_truth_stands_beside_its_prediction_and_the_next_plan_learns_
     other = fit(gpus, values={"max_model_len": 4096, "max_num_batched_tokens": 512}).plan
     assert other
     assert other.overhead.source == "first guess", "another number of batched tokens needs other activations"
+
+
+def test_a_launch_is_planned_on_the_device_it_claimed_whatever_is_free_by_now(gpus: Fleet, admin: User) -> None:
+    Device.objects.filter(index=0).update(name="NVIDIA H100 80GB HBM3", memory_total=80 * GIB, memory_free=80 * GIB)
+    launch = measured(gpus, admin, left=GIB, kv_cache_bytes=20 * GIB)
+    assert launch.device == "NVIDIA H100 80GB HBM3"
+    assert launch.prediction["fits"] is True
+    assert launch.prediction["device_bytes"] == 80 * GIB
 
 
 def test_a_launch_outlives_its_deployment(gpus: Fleet, admin: User) -> None:

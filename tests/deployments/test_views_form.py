@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from console.access.models import Team, User
 from console.catalog.models import Copy, Model, Revision
+from console.deployments import public
 from console.deployments.form_fields import split_arguments
 from console.deployments.models import Deployment, Spec
 from console.fleet.models import Engine
@@ -66,6 +67,16 @@ def test_everything_that_is_filled_in_reaches_the_spec(fleet: Fleet, admin: User
     assert (spec.port, spec.start_deadline_seconds) == (18500, 300)
     assert (spec.probe["prompt"], spec.probe["expected"], spec.restart["budget"]) == ("2+2?", "4", 0)
     assert Deployment.objects.get().notes == "for docs"
+
+
+def test_a_public_name_makes_a_route_and_a_change_has_none(fleet: Fleet, admin: User) -> None:
+    client = signed_in(admin)
+    assert client.post(reverse("deployment_add"), filled(fleet, public_name="org/chat-8b")).status_code == 302
+    deployment = Deployment.objects.get()
+    assert public.served_names(deployment) == [deployment.name, "org/chat-8b"]
+    assert "public_name" in errors_of(client, filled(fleet, name="other", public_name="org/chat-8b"))
+    page = client.get(reverse("deployment_change", args=[deployment.pk])).content.decode()
+    assert 'name="public_name"' not in page
 
 
 def test_health_and_validation_reach_the_spec_and_come_back_into_the_form(fleet: Fleet, admin: User) -> None:

@@ -128,3 +128,22 @@ def test_names_are_read_from_the_last_of_a_commands_flags() -> None:
     assert names.served(["vllm", names.FLAG, "a", "b", "--port", "1"]) == ["a", "b"]
     assert names.served(["vllm", names.FLAG, "a", "--x", names.FLAG, "b", "c"]) == ["b", "c"]
     assert names.served(["vllm"]) == []
+
+
+def test_a_deployment_with_a_public_name_gets_its_route_and_a_taken_name_deploys_nothing(
+    fleet: Fleet, admin: User
+) -> None:
+    fleet.deploy(actor=admin, name="chat", public_name="org/chat-8b")
+    chat = Deployment.objects.get()
+    assert [(route.name, route.team_id, route.created_by) for route in Route.objects.all()] == [
+        ("org/chat-8b", chat.team_id, admin)
+    ]
+    assert public.served_names(chat) == ["chat", "org/chat-8b"]
+    found = public.endpoint(chat)
+    assert found
+    assert found.model == "org/chat-8b"
+    for name, why in (("org/chat-8b", "belongs to the route"), ("no spaces", "Use letters")):
+        with pytest.raises(Refused, match=why) as refused:
+            fleet.deploy(actor=admin, name="other", public_name=name)
+        assert refused.value.field == "public_name"
+    assert Deployment.objects.count() == Route.objects.count() == 1

@@ -131,7 +131,7 @@ class LiveConsole:
 
     def sign_in(self, name: str) -> None:
         """Sign in by the form; later requests carry the session."""
-        self.client = httpx2.Client(base_url=self.url, follow_redirects=True, timeout=30)
+        self.client = httpx2.Client(base_url=self.url, follow_redirects=True, timeout=120)
         answer = self.post("/account/login/", {"login": name, "password": PASSWORD})
         assert "account/login" not in str(answer.url), answer.text[:2000]
 
