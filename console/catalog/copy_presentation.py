@@ -16,6 +16,7 @@ from console.fleet.usage import Usage, usage_of
 
 HELD_STATES = ("damaged", "incomplete")
 """States in which nothing can be launched from a copy until it is repaired."""
+_FETCHING = ("serve_copy", "download", "verify")
 _LIVE_STEPS = ("queued", "running", "cancelling", "interrupted")
 _SEVERITIES: dict[str, tuple[str | Promise, str, str]] = {
     "error": (gettext_lazy("Errors"), "alert-circle", "red"),
@@ -182,19 +183,21 @@ def _groups(entries: Sequence[Any]) -> list[FindingGroup]:
 
 def _running(copies: Sequence[Copy]) -> dict[int, RunningJob]:
     """Jobs that work on copies now. Read through the hosts' steps, because the ledger lies above the catalogue."""
-    rows = (
-        Host.objects.filter(
-            steps__job__subject_kind="copy",
-            steps__job__subject_id__in=[copy.pk for copy in copies],
-            steps__state__in=_LIVE_STEPS,
-        )
-        .order_by("-steps__position")
-        .values_list("steps__job__subject_id", "steps__job_id", "steps__job__title", "steps__progress", "steps__state")
-    )
+    pks = [copy.pk for copy in copies]
+    hosts = Host.objects.order_by("-steps__position")
+    shown = ("steps__job_id", "steps__job__title", "steps__progress", "steps__state")
+    # One filter each: of several, each would look for a step of its own.
+    own = hosts.filter(steps__state__in=_LIVE_STEPS, steps__job__subject_kind="copy", steps__job__subject_id__in=pks)
+    # A deploy that fetches the files on its way is about its deployment.
+    fetching = hosts.filter(steps__state__in=_LIVE_STEPS, steps__kind__in=_FETCHING, steps__job__payload__fetch__in=pks)
     found: dict[int, RunningJob] = {}
-    for subject, job, title, progress, state in rows:
-        if subject is not None and (subject not in found or state == "running"):
-            found[subject] = RunningJob(job, title, progress if state == "running" else {})
+    for rows in (
+        own.values_list("steps__job__subject_id", *shown),
+        fetching.values_list("steps__job__payload__fetch", *shown),
+    ):
+        for subject, job, title, progress, state in rows:
+            if subject is not None and (subject not in found or state == "running"):
+                found[subject] = RunningJob(job, title, progress if state == "running" else {})
     return found
 
 

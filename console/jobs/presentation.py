@@ -130,8 +130,8 @@ def fallback(job: Job, steps: list[Step]) -> Copy | None:
     if failed is None:
         return None
     rows = Copy.objects.select_related("revision")
-    if job.subject_kind == "copy":
-        copy = rows.filter(pk=job.about).first()
+    if job.subject_kind == "copy" or "fetch" in job.payload:
+        copy = rows.filter(pk=job.payload.get("fetch") or job.about).first()
     else:
         copy = rows.filter(host=failed.host_id, path=failed.payload.get("model_path", "")).first()
     return fallback_for(copy) if copy else None

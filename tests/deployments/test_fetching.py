@@ -8,6 +8,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from console.access.models import Team, User
+from console.catalog.copy_presentation import shown_copies
 from console.catalog.models import Copy, File, Model, Revision, Source
 from console.common.errors import Refused
 from console.common.secrets import encrypt
@@ -97,6 +98,9 @@ def test_files_that_are_nowhere_are_downloaded_and_verified_by_the_deploy_itself
     finish(job, result={"port": 18000})
     copy = Copy.objects.get(revision=revision, host=fleet.host)
     assert copy.state == "downloading"
+    running = shown_copies([copy])[0].job
+    assert running
+    assert running.pk == job.pk  # the copy's page leads to the deploy
     payload = handler_of(job).payload(current(job))
     assert sorted(file["path"] for file in payload["files"]) == sorted(SUMS)  # none of the other formats
     assert handler_of(job).secrets(current(job)) == {"hub_token": "hf_secret"}
