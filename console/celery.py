@@ -16,6 +16,7 @@ app.set_default()
 app.conf.beat_schedule = {
     "reconcile": {"task": "console.jobs.reconcile", "schedule": 5.0, "options": {"expires": 5}},
     "watch_fleet": {"task": "console.deployments.watch_fleet", "schedule": 5.0, "options": {"expires": 5}},
+    "prune_logs": {"task": "console.deployments.prune_logs", "schedule": 600.0, "options": {"expires": 600}},
     "alerts": {"task": "console.alerts.round", "schedule": 10.0, "options": {"expires": 10}},
 }
 app.conf.beat_schedule_filename = str(settings.ENV.console_dir / "beat-schedule")

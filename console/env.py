@@ -57,6 +57,14 @@ class Environment(BaseSettings):
         description="Token with which Prometheus reads /metrics and /prometheus/sd/; empty: only signed-in admins may.",
     )
     slipway_log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
+    slipway_logs_keep_days: float = Field(
+        default=30, gt=0, description="How many days after its end an engine's log stays on the console."
+    )
+    slipway_logs_keep_gib: float = Field(
+        default=20,
+        gt=0,
+        description="Space for engine logs on the console in GiB; beyond it the oldest ended ones go first.",
+    )
     slipway_time_zone: str = Field(default="UTC", description="Time zone of the pages, such as Europe/Berlin.")
     slipway_instance_ports: str = Field(
         default="18000-18999", description="First and last port that instances of a new host may use."

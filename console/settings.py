@@ -193,6 +193,8 @@ CONTENT_SECURITY_POLICY = {
 }
 
 LOGS_DIR = ENV.console_dir / "logs"
+LOGS_KEEP_DAYS = ENV.slipway_logs_keep_days
+LOGS_KEEP_BYTES = int(ENV.slipway_logs_keep_gib * 2**30)
 
 structlog.configure(
     processors=[

@@ -1,17 +1,16 @@
-"""Pages of instances, their attempts and logs."""
+"""Pages of instances and their attempts."""
 
 from typing import Any
 
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import policies
 from console.access.policies import Action
-from console.deployments import control, fixing, log_reading, services, snippets, what_changed
+from console.deployments import control, fixing, services, snippets, what_changed
 from console.deployments.models import Attempt, Instance
-from console.deployments.views import find
 from console.deployments.what_changed import SinceGood
 from console.jobs.asking import ask
 from console.jobs.check_rows import check_rows
@@ -24,11 +23,6 @@ def _instance(user: Any, pk: int, action: Action) -> Instance:
         "deployment", "host", "spec__copy__revision__model", "spec__engine", "spec__deployment", "spec__host"
     )
     return policies.get(user, rows, action, team_path="deployment__team", pk=pk)
-
-
-def _attempt(user: Any, pk: int) -> Attempt:
-    rows = Attempt.objects.select_related("instance__deployment")
-    return policies.get(user, rows, Action.VIEW, team_path="instance__deployment__team", pk=pk)
 
 
 @require_GET
@@ -109,52 +103,3 @@ def instance_control_run(request: HttpRequest, pk: int) -> HttpResponse:
         "back": f"/instances/{pk}/",
     }
     return ask(request, context, lambda user, reason: control.control_run(instance, actor=user, reason=reason))
-
-
-@require_GET
-def deployment_log_part(request: HttpRequest, pk: int) -> HttpResponse:
-    """The log of the newest attempt of a deployment, for other pages."""
-    deployment = find(request.user, pk, Action.VIEW)
-    newest = Attempt.objects.filter(instance__deployment=deployment).select_related("instance").order_by("-pk").first()
-    return _log_part(request, newest)
-
-
-@require_GET
-def instance_log_part(request: HttpRequest, pk: int) -> HttpResponse:
-    """The log of the newest attempt of an instance, for other pages."""
-    instance = _instance(request.user, pk, Action.VIEW)
-    return _log_part(request, instance.attempts.select_related("instance").order_by("-number").first())
-
-
-def _log_part(request: HttpRequest, attempt: Attempt | None) -> HttpResponse:
-    """204 while the page shows this attempt already, so that an open log is never torn down."""
-    if request.GET.get("shown") == (str(attempt.pk) if attempt else "none"):
-        return HttpResponse(status=204)
-    return render(request, "deployments/_log_part.html", {"attempt": attempt})
-
-
-@require_GET
-def attempt_log_before(request: HttpRequest, pk: int) -> HttpResponse:
-    """What lies before byte `?before=`: {offset, end, text}; `offset` 0 means that the log begins here."""
-    attempt = _attempt(request.user, pk)
-    value = request.GET.get("before", "")
-    if not (value.isascii() and value.isdigit() and len(value) < 19):
-        return JsonResponse({"error": _("Give ?before= as a byte offset.")}, status=400)
-    piece = log_reading.read_before(attempt.log_path, int(value))
-    if piece is None:
-        return JsonResponse({"offset": 0, "end": 0, "text": ""})
-    return JsonResponse({"offset": piece.offset, "end": piece.end, "text": piece.text})
-
-
-@require_GET
-def attempt_log_file(request: HttpRequest, pk: int) -> StreamingHttpResponse:
-    """The stored log as a file."""
-    attempt = _attempt(request.user, pk)
-    size = log_reading.stored_bytes(attempt.log_path)
-    if not attempt.log_path.exists():
-        raise Http404
-    instance = attempt.instance
-    name = f"{instance.deployment.name}-{instance.number}-attempt-{attempt.number}.log"
-    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Content-Length": str(size)}
-    chunks = log_reading.chunks(attempt.log_path, size)
-    return StreamingHttpResponse(chunks, content_type="text/plain; charset=utf-8", headers=headers)

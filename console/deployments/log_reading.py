@@ -9,7 +9,7 @@ from pathlib import Path
 
 PIECE_BYTES = 256 * 1024
 """Most that is read at once."""
-TAIL_BYTES = 512 * 1024
+TAIL_BYTES = 128 * 1024
 """How much of a large log is shown at first."""
 
 
@@ -55,17 +55,6 @@ def start_of_tail(path: Path, *, keep: int = TAIL_BYTES) -> int:
     if size <= keep:
         return 0
     return _start_of_next_line(path, size - keep, limit=keep)
-
-
-def read_before(path: Path, end: int, *, limit: int = TAIL_BYTES) -> Piece | None:
-    """Read the whole lines in the `limit` bytes before `end`, which must be the start of a line; None at the beginning."""
-    end = min(end, stored_bytes(path))
-    if end <= 0:
-        return None
-    start = 0 if end <= limit else _start_of_next_line(path, end - limit, limit=limit)
-    if start >= end:
-        start = end - limit  # one line longer than a piece: show its part
-    return read_piece(path, start, limit=end - start, final=True)
 
 
 async def chunks(path: Path, size: int) -> AsyncIterator[bytes]:

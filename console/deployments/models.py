@@ -239,6 +239,8 @@ class Attempt(models.Model):
     log_host_offset = models.BigIntegerField(default=0)
     """Up to which byte of the host's file it was sent; differs from `log_bytes` where the host dropped a part."""
     log_complete = models.BooleanField(default=False)
+    log_removed_at = models.DateTimeField(null=True)
+    """When retention removed the log from the console (`log_keeping`)."""
     created_at = models.DateTimeField(default=timezone.now)
 
     class Meta:

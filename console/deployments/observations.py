@@ -160,12 +160,14 @@ def store_log(instance: Instance, chunk: LogChunk, data: bytes) -> Attempt:
     text = data[-gap:] if gap < 0 else data
     if gap > 0:
         text = f"\n[… {gap:,} bytes were dropped on the host: the log passed its cap …]\n".encode() + text
-    path = attempt.log_path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.truncate(attempt.log_bytes)
-        file.write(text)
-    attempt.log_bytes += len(text)
+    # Of a log that retention has removed the rest is taken as well, so that the host stops sending, and not kept.
+    if attempt.log_removed_at is None:
+        path = attempt.log_path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.truncate(attempt.log_bytes)
+            file.write(text)
+        attempt.log_bytes += len(text)
     attempt.log_host_offset = max(attempt.log_host_offset, chunk.offset + len(data))
     attempt.log_complete = attempt.log_complete or chunk.final
     attempt.save(update_fields=["log_bytes", "log_host_offset", "log_complete"])

@@ -18,7 +18,7 @@ from console.common.models import StateChange
 from console.deployments import annotations, current, fixing, measurements, public, services, snippets, what_changed
 from console.deployments.filters import DeploymentFilter
 from console.deployments.forms import NotesForm
-from console.deployments.models import RUNNING_STATES, Attempt, Deployment, Instance, Spec
+from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
 from console.deployments.spec_difference import compare
 from console.jobs.asking import ask
 from console.jobs.models import Job
@@ -104,19 +104,6 @@ def deployment_key(request: HttpRequest, pk: int) -> HttpResponse:
     response = render(request, "deployments/_endpoint.html", context)
     response["Cache-Control"] = "no-store"
     return response
-
-
-@require_GET
-def deployment_logs(request: HttpRequest, pk: int) -> HttpResponse:
-    """The log of one attempt: the newest, or the one that was chosen."""
-    deployment = find(request.user, pk, Action.VIEW)
-    attempts = list(
-        Attempt.objects.filter(instance__deployment=deployment).select_related("instance").order_by("-pk")[:50]
-    )
-    chosen = request.GET.get("attempt", "")
-    shown = next((one for one in attempts if str(one.pk) == chosen), attempts[0] if attempts else None)
-    context = frame(deployment, "logs") | {"attempts": attempts, "attempt": shown, "following": not chosen}
-    return render(request, "deployments/logs.html", context)
 
 
 @require_GET

@@ -26,7 +26,8 @@ from django.utils import translation
 from console.access import policies
 from console.access.policies import Action
 from console.common import live
-from console.deployments import log_reading
+from console.deployments import log_index, log_reading
+from console.deployments.log_index import LogIndex
 from console.deployments.models import Attempt
 from console.jobs import presentation
 from console.jobs.models import Event, Job
@@ -39,6 +40,7 @@ TICK_SECONDS = 10.0
 AUTHORISE_AGAIN_SECONDS = 30.0
 """How often an open socket asks whether the person is still signed in and may still look."""
 EVENTS_AT_ONCE = 500
+SORT_SECONDS = 0.2
 NO_LONGER_ALLOWED = 4403
 FAILED = 1011
 
@@ -159,13 +161,16 @@ class ChangesConsumer(Watch):
 
 
 class LogConsumer(Watch):
-    """`/ws/attempts/<pk>/log/?after=<byte offset>`: {offset, end, text} and at last {complete}.
+    """`/ws/attempts/<pk>/log/?after=<byte offset>`: {offset, end, line, text}, {summary}, and at last {complete}.
 
-    Without `after` a large log begins with its last 512 KiB.
+    Without `after` a large log begins with its last 128 KiB. `line` is the number of the line, from 0, in which the text
+    begins. The summary (`LogIndex.summary`) comes once all lines are sorted, and then whenever it has changed.
     """
 
     attempt: Attempt
     position: int | None = None
+    line = 0
+    told_summary: dict[str, Any] | None = None
 
     def group(self) -> str:
         """Readers of this attempt's log."""
@@ -182,15 +187,39 @@ class LogConsumer(Watch):
         # The row first: a log that is called complete now has all its bytes in the file.
         complete: bool = await self._complete()
         path = self.attempt.log_path
+        index = log_index.index_of(path)
         if self.position is None:
             asked = self.asked_position()
             self.position = asked if asked is not None else await asyncio.to_thread(log_reading.start_of_tail, path)
+            await asyncio.to_thread(index.count)
+            self.line = await asyncio.to_thread(index.lines_before, self.position)
         while piece := await asyncio.to_thread(log_reading.read_piece, path, self.position, final=complete):
-            await self.tell(offset=piece.offset, end=piece.end, text=piece.text)
+            await self.tell(offset=piece.offset, end=piece.end, line=self.line, text=piece.text)
             self.position = piece.end
-        if complete:
+            self.line += piece.text.count("\n")
+        is_sorted = await self._tell_summary(index)
+        if complete and is_sorted:
             await self.tell(complete=True, end=self.position)
-        return complete
+        return complete and is_sorted
+
+    async def _tell_summary(self, index: LogIndex) -> bool:
+        """Sort on for a moment, so that news is not held up by a large log; True once all lines are sorted."""
+        await asyncio.to_thread(index.count)
+        until = time.monotonic() + SORT_SECONDS
+        while not (is_sorted := await asyncio.to_thread(index.sort, pieces=8)) and time.monotonic() < until:
+            pass
+        if not is_sorted:
+            self.news.set()
+            return False
+        summary = await asyncio.to_thread(index.summary)
+        if summary["first"] is not None:
+            summary["cause"] = "".join(await asyncio.to_thread(index.lines, summary["first"], 1))
+        # Counts change with almost every line; what is told here changes rarely.
+        summary = {name: summary[name] for name in ("first", "cause", "processes", "gaps") if name in summary}
+        if summary != self.told_summary:
+            self.told_summary = summary
+            await self.tell(summary=summary)
+        return True
 
     @database_sync_to_async  # type: ignore[untyped-decorator]
     def _complete(self) -> bool:

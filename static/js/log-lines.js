@@ -4,11 +4,14 @@ const HEAD = /^(DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:(\d\d-\d\d) )?(\d\d:\d\d:\
 const TERMINAL = /\u001b\[[0-9;?]*[A-Za-z]/g;
 const RAISED = /^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)|^vllm(?: serve)?: error:|^Traceback \(most recent call last\)/;
 
+const GAP_BEGINS = "[… ";
+
 export function parse(raw) {
   // A progress bar writes over itself: only what it says last is worth a row.
   let text = raw.replace(TERMINAL, "");
   if (text.endsWith("\r")) text = text.slice(0, -1);
   text = text.slice(text.lastIndexOf("\r") + 1);
+  if (raw.startsWith(GAP_BEGINS)) return { who: "", pid: "", level: "", day: "", time: "", where: "", text: raw, kind: "gap" };
   const line = { who: "", pid: "", level: "", day: "", time: "", where: "", text };
   const process = PROCESS.exec(line.text);
   if (process) {
@@ -25,11 +28,10 @@ export function parse(raw) {
   return line;
 }
 
-// The first line that names a cause: a traceback's header or frame only says where.
-export const namesCause = (line) => line.kind === "error" && /\w/.test(line.text) && !/^(?:Traceback|\s|File "|During handling|The above exception)/.test(line.text)
-  && !/^\S+ failed to start\.?$/.test(line.text);
-
-export const isException = (line) => RAISED.test(line.text) && !line.text.startsWith("Traceback");
+// True for lines of this level and above; lines without a level belong to "info". The console's log_index sorts by the same rules.
+const RANK = { gap: 5, error: 4, warning: 3, "": 2, debug: 1 };
+export const isOfLevel = (line, level) => !level || RANK[line.kind] >= RANK[level === "info" ? "" : level];
+export const isOfProcess = (line, process) => !process || line.kind === "gap" || line.who === (process === "-" ? "" : process);
 
 function cell(tag, css, text, title = "") {
   const element = document.createElement(tag);
@@ -39,16 +41,21 @@ function cell(tag, css, text, title = "") {
   return element;
 }
 
-export function fill(row, raw) {
-  const line = parse(raw);
-  row.className = `log-line ${line.kind}`;
+// `number` counts from 0 and is shown from 1; `raw` undefined: it is still on its way.
+export function fill(row, raw, number) {
+  const line = parse(raw ?? "");
+  row.className = `log-line ${raw === undefined ? "awaited" : line.kind}`;
+  const anchor = cell("a", "number", String(number + 1));
+  anchor.href = `#L${number + 1}`;
+  anchor.dataset.line = number;
   row.replaceChildren(
+    anchor,
     cell("span", "process", line.who, line.pid && `${line.who} pid ${line.pid}`),
     cell("span", "severity", line.level),
     cell("span", "at", line.time, [line.day, line.time, line.where].filter(Boolean).join(" ")),
-    cell("span", "said", line.text),
+    cell("span", "said", raw === undefined ? "…" : line.text),
   );
-  row.line = line;
   row.raw = raw;
+  row.number = number;
   return row;
 }

@@ -1,37 +1,31 @@
-// <log-view>: an attempt's log, live. <log-panel>: shows the log of whichever attempt is the newest.
-import { fill, isException, namesCause } from "./log-lines.js";
+// <log-view>: an attempt's log, live, of any length. <log-panel>: shows the log of whichever attempt is the newest.
+import { fill, parse } from "./log-lines.js";
+import { LogRows } from "./log-rows.js";
+import { LogStore, Search } from "./log-store.js";
 import { ResumingSocket } from "./resuming-socket.js";
 
-const MOST_ROWS = 20000;
-const DROPPED_AT_ONCE = 5000;
-const NEAR_END_PX = 40;
-const FILE_BEGINS = 0;
+const TYPING_MS = 250;
+const LINE_OF_ADDRESS = /^#L(\d{1,9})$/;
+const PARTS = ["box", "sheet", "body", "find", "count", "state", "first", "end", "empty", "level", "process", "wrap", "link", "total"];
+const asked = () => { const found = LINE_OF_ADDRESS.exec(location.hash); return found ? Number(found[1]) - 1 : -1; };
 
 class LogView extends HTMLElement {
   connectedCallback() {
     if (this.socket) return;
-    const part = (name) => this.querySelector(`[data-log-${name}]`);
-    this.box = part("box");
-    this.body = part("body");
-    this.find = part("find");
-    this.count = part("count");
-    this.status = part("state");
-    this.first = part("first");
-    this.earlier = part("earlier");
-    this.toEnd = part("end");
-    this.empty = part("empty");
-    this.follows = true;
-    this.top = 0;
-    this.start = null;
-    this.end = null;
-    this.body.replaceChildren();
-    this.tail = "";
-    this.openRow = null;
-    this.hits = [];
-    this.hit = -1;
+    this.parts = Object.fromEntries(PARTS.map((name) => [name, this.querySelector(`[data-log-${name}]`)]));
+    Object.assign(this, { whole: 0, tail: "", at: null, shown: null, found: null, hit: -1, chosen: -1, summary: { first: null } });
+    const { box, sheet, body } = this.parts;
+    body.replaceChildren();
+    this.store = new LogStore({ address: this.dataset.lines, onLines: () => this.rows.refresh() });
+    this.rows = new LogRows({
+      box, sheet, body, draw: (row, old) => this.draw(row, old), onMove: () => this.tellFollows(),
+    });
+    this.isOwn = this.hasAttribute("data-own");
+    this.toShow = this.isOwn ? asked() : -1;
+    this.setWrap(localStorage.getItem("slipway-log-wrap") !== "no");
     this.listen();
     this.socket = new ResumingSocket({
-      address: () => `/ws/attempts/${this.dataset.attempt}/log/${this.end === null ? "" : `?after=${this.end}`}`,
+      address: () => `/ws/attempts/${this.dataset.attempt}/log/${this.at === null ? "" : `?after=${this.at}`}`,
       onMessage: (message) => this.hear(message),
       onState: (state) => this.say(state),
     });
@@ -41,183 +35,228 @@ class LogView extends HTMLElement {
     this.socket?.end();
     this.socket = null;
     this.stop?.abort();
+    this.rows?.end();
+    this.store?.end();
+    this.found?.stop();
+    this.filtering?.stop();
   }
 
   listen() {
     this.stop = new AbortController();
     const { signal } = this.stop;
-    const on = (element, kind, act) => element?.addEventListener(kind, act, { signal });
-    // Up means reading; the end means following. Rows that only now get their height must not count as either.
-    on(this.box, "scroll", () => {
-      const { scrollTop } = this.box;
-      if (scrollTop < this.top - 3) this.setFollows(false);
-      else if (this.isAtEnd()) this.setFollows(true);
-      this.top = scrollTop;
+    const { end, first, wrap, level, process, find, body, box } = this.parts;
+    const on = (element, kind, act) => element.addEventListener(kind, act, { signal });
+    on(end, "click", () => this.rows.setFollows(true));
+    on(first, "click", () => this.showFirst());
+    on(wrap, "click", () => this.setWrap(box.dataset.wrap !== "yes"));
+    on(level, "change", () => this.filter());
+    on(process, "change", () => this.filter());
+    on(find, "input", () => {
+      clearTimeout(this.typing);
+      this.typing = setTimeout(() => this.search(), TYPING_MS);
     });
-    // Follows once a frame, when the rows have their heights: asking for heights after each message would cost a layout each.
-    const grown = new ResizeObserver(() => { if (this.follows) this.scrollToEnd(); });
-    grown.observe(this.body);
-    signal.addEventListener("abort", () => grown.disconnect());
-    on(this.toEnd, "click", () => this.setFollows(true));
-    on(this.earlier, "click", () => this.loadEarlier());
-    on(this.first, "click", () => this.showFirst());
-    on(this.find, "input", () => this.search());
-    on(this.find, "keydown", (event) => {
+    on(find, "keydown", (event) => {
       if (event.key === "Enter") { event.preventDefault(); this.step(event.shiftKey ? -1 : 1); }
-      if (event.key === "Escape") { this.find.value = ""; this.search(); }
+      if (event.key === "Escape") { find.value = ""; this.search(); box.focus(); }
     });
-    on(this.querySelector("[data-log-level]"), "change", (event) => {
-      this.box.dataset.only = event.target.value;
-      if (this.follows) this.scrollToEnd();
+    on(body, "click", (event) => {
+      const anchor = event.target.closest("[data-line]");
+      if (anchor) { event.preventDefault(); this.choose(Number(anchor.dataset.line)); }
     });
+    on(box, "keydown", (event) => this.key(event));
+    on(window, "hashchange", () => { if (this.isOwn && asked() >= 0) this.showLine(asked()); });
   }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const act = {
+      "/": () => this.parts.find.focus(), n: () => this.step(1), N: () => this.step(-1), w: () => this.parts.wrap.click(),
+      f: () => this.rows.setFollows(true), x: () => this.showFirst(), End: () => this.rows.setFollows(true),
+      PageDown: () => this.rows.page(1), PageUp: () => this.rows.page(-1),
+    }[event.key];
+    if (!act) return;
+    event.preventDefault();
+    event.stopPropagation();
+    act();
+  }
+
+  // -- what comes in
 
   say(state) {
     this.dataset.state = state;
-    this.status.textContent = this.dataset[`word${state[0].toUpperCase()}${state.slice(1)}`] ?? state;
+    this.parts.state.textContent = this.dataset[`word${state[0].toUpperCase()}${state.slice(1)}`] ?? state;
   }
 
   hear(message) {
     if ("text" in message) this.take(message);
+    if (message.summary) this.takeSummary(message.summary);
     if (message.complete) {
-      if (this.tail) this.closeRow();
       this.socket.end();
       this.say("complete");
     }
-    this.empty.hidden = this.body.childElementCount > 0;
+    this.parts.empty.hidden = this.total > 0;
+    if (this.toShow >= 0 && this.total > 0) {
+      this.showLine(this.toShow);
+      this.toShow = -1;
+    }
   }
 
-  take({ offset, end, text }) {
+  get total() { return this.whole + (this.tail ? 1 : 0); }
+
+  take({ offset, end, line, text }) {
     // Only what continues the own position is taken: a doubled or torn message must not show.
-    if (this.end !== null && offset !== this.end) return;
-    if (this.start === null) this.start = offset;
-    this.end = end;
-    this.append(text);
-    this.earlier.hidden = this.start === FILE_BEGINS || this.start === null;
-  }
-
-  append(text) {
+    if (this.at !== null && offset !== this.at) return;
+    if (this.at === null) this.whole = line;
+    this.at = end;
     const lines = (this.tail + text).split("\n");
     this.tail = lines.pop();
-    const rows = document.createDocumentFragment();
-    for (const line of lines) {
-      const row = this.openRow ?? document.createElement("div");
-      fill(row, line);
-      if (!this.openRow) rows.append(row);
-      this.openRow = null;
-      this.notice(row);
+    for (const raw of lines) {
+      this.store.put(this.whole, raw);
+      this.notice(this.whole, raw);
+      this.whole += 1;
     }
-    this.body.append(rows);
-    if (this.tail) {
-      if (!this.openRow) {
-        this.openRow = document.createElement("div");
-        this.body.append(this.openRow);
-      }
-      fill(this.openRow, this.tail);
+    this.recount();
+  }
+
+  notice(number, raw) {
+    const searches = [this.filtering, this.found].filter(Boolean);
+    if (!searches.length) return;
+    const line = parse(raw);
+    for (const search of searches) search.take(number, line, raw);
+  }
+
+  takeSummary(summary) {
+    this.summary = summary;
+    const { process, first } = this.parts;
+    const known = new Set([...process.options].map((one) => one.value));
+    for (const name of summary.processes) {
+      if (!known.has(name)) process.add(new Option(name, name));
     }
-    this.dropOldest();
+    process.hidden = summary.processes.length === 0;
+    first.hidden = summary.first === null;
+    if (summary.first !== null) first.querySelector("[data-log-first-text]").textContent = parse(summary.cause).text;
+    this.recount();
   }
 
-  closeRow() {
-    this.notice(this.openRow);
-    this.openRow = null;
-    this.tail = "";
-  }
-
-  notice(row) {
-    if (!row) return;
-    if (this.isBetterCause(row)) this.pin(row);
-    if (this.find.value && this.matches(row)) { this.hits.push(row); row.classList.add("hit"); this.tellCount(); }
-  }
-
-  // The first error, unless it only says that something failed: then the first exception after it.
-  isBetterCause(row) {
-    return namesCause(row.line) && (!this.firstRow || (isException(row.line) && !isException(this.firstRow.line)));
-  }
-
-  pin(row) {
-    this.firstRow = row;
-    this.first.hidden = false;
-    this.first.querySelector("[data-log-first-text]").textContent = row.line.text;
-  }
-
-  showFirst() {
-    if (!this.firstRow?.isConnected) return;
-    this.setFollows(false);
-    this.firstRow.scrollIntoView({ block: "center" });
-    this.flash(this.firstRow);
-  }
-
-  flash(row) {
-    for (const old of this.body.querySelectorAll(".here")) old.classList.remove("here");
-    row.classList.add("here");
-  }
-
-  dropOldest() {
-    if (this.body.childElementCount <= MOST_ROWS) return;
-    for (let left = DROPPED_AT_ONCE; left > 0; left -= 1) this.body.firstElementChild.remove();
-    // Byte positions of the rows are not kept, so earlier lines can't be fetched any more; the download has them all.
-    this.start = null;
-    this.earlier.hidden = true;
-  }
-
-  async loadEarlier() {
-    this.earlier.disabled = true;
-    try {
-      const answer = await fetch(`${this.dataset.earlier}?before=${this.start}`);
-      if (!answer.ok) return;
-      const piece = await answer.json();
-      const lines = piece.text.split("\n");
-      if (lines.at(-1) === "") lines.pop();
-      const rows = document.createDocumentFragment();
-      for (const line of lines) rows.append(fill(document.createElement("div"), line));
-      const below = this.box.scrollHeight - this.box.scrollTop;
-      this.body.prepend(rows);
-      this.box.scrollTop = this.box.scrollHeight - below;
-      this.start = piece.offset;
-      this.earlier.hidden = this.start === FILE_BEGINS;
-      this.firstRow = null;
-      for (const row of this.body.children) if (this.isBetterCause(row)) this.pin(row);
-      if (this.find.value) this.search();
-    } finally {
-      this.earlier.disabled = false;
-    }
-  }
-
-  matches(row) { return row.raw.toLowerCase().includes(this.find.value.toLowerCase()); }
-
-  search() {
-    for (const row of this.hits) row.classList.remove("hit");
-    this.hits = this.find.value ? [...this.body.children].filter((row) => this.matches(row)) : [];
-    for (const row of this.hits) row.classList.add("hit");
-    this.hit = -1;
+  recount() {
+    this.rows.setCount(this.shown ? this.shown.numbers.length : this.total);
+    const number = (value) => value.toLocaleString(document.documentElement.lang);
+    const { gaps = 0 } = this.summary;
+    const shown = this.shown ? `${number(this.shown.numbers.length)} / ${number(this.total)}` : number(this.total);
+    this.parts.total.textContent = `${shown} ${this.dataset.wordLines}${gaps ? ` · ${number(gaps)} ${this.dataset.wordGaps}` : ""}`;
     this.tellCount();
-    if (this.hits.length) this.step(-1);
+  }
+
+  // -- rows
+
+  rowOf(number) { return this.shown ? this.shown.numbers.position(number) : number; }
+
+  draw(row, old) {
+    const number = this.shown ? this.shown.numbers.at(row) : row;
+    const raw = number === this.whole && this.tail ? this.tail : this.store.get(number);
+    if (raw === undefined) this.askFor(number);
+    else this.store.touch(number);
+    const isHit = this.found?.numbers.has(number) ?? false;
+    const isHere = number === this.chosen;
+    if (old && old.number === number && old.raw === raw && old.isHit === isHit && old.isHere === isHere) return old;
+    const element = fill(old ?? document.createElement("div"), raw, number);
+    element.classList.toggle("hit", isHit);
+    element.classList.toggle("here", isHere);
+    Object.assign(element, { isHit, isHere });
+    return element;
+  }
+
+  // What one drawing misses is asked for once it is drawn.
+  askFor(number) {
+    if (this.missing) { this.missing.push(number); return; }
+    this.missing = [number];
+    queueMicrotask(() => { this.store.need(this.missing); this.missing = null; });
+  }
+
+  setWrap(wraps) {
+    this.parts.box.dataset.wrap = wraps ? "yes" : "no";
+    this.parts.wrap.setAttribute("aria-pressed", String(wraps));
+    localStorage.setItem("slipway-log-wrap", wraps ? "yes" : "no");
+    this.rows.reset();
+  }
+
+  tellFollows() { this.parts.end.setAttribute("aria-pressed", String(this.rows.follows)); }
+
+  choose(number) {
+    this.chosen = number;
+    this.parts.link.hidden = false;
+    this.parts.link.dataset.copy = new URL(`${this.dataset.link}#L${number + 1}`, location.href).href;
+    if (this.isOwn) history.replaceState(history.state, "", `#L${number + 1}`);
+    this.rows.refresh();
+  }
+
+  showLine(number) {
+    const line = Math.max(0, Math.min(number, this.total - 1));
+    this.choose(line);
+    this.rows.show(this.rowOf(line));
+  }
+
+  async showFirst() {
+    const { first } = this.summary;
+    if (first === null) return;
+    if (this.shown && !this.shown.numbers.has(first)) { // a filter hides it
+      this.parts.level.value = this.parts.process.value = "";
+      await this.filter();
+    }
+    this.showLine(first);
+    this.parts.box.focus({ preventScroll: true });
+  }
+
+  // -- filters and search
+
+  begin(text, onMore) {
+    const { level, process } = this.parts;
+    return new Search({
+      address: this.dataset.matches, level: level.value, process: process.value, text, before: this.whole, onMore,
+    });
+  }
+
+  async filter() {
+    this.filtering?.stop();
+    const { level, process } = this.parts;
+    const search = level.value || process.value ? this.begin("", () => {}) : null;
+    this.filtering = search;
+    if (search && !(await search.run())) {
+      if (this.filtering === search) this.say("lost");
+      return;
+    }
+    this.shown = search;
+    this.rows.reset();
+    this.recount();
+    if (!this.rows.follows && this.chosen >= 0) this.rows.show(this.rowOf(this.chosen));
+    if (this.parts.find.value) this.search();
+  }
+
+  async search() {
+    this.found?.stop();
+    this.hit = -1;
+    const text = this.parts.find.value;
+    const search = text ? this.begin(text, () => { this.tellCount(); this.rows.refresh(); }) : null;
+    this.found = search;
+    this.tellCount();
+    this.rows.refresh();
+    if (!search || !(await search.run()) || this.found !== search) return;
+    this.tellCount();
+    if (search.numbers.length && this.hit < 0) this.step(-1);
   }
 
   step(by) {
-    if (!this.hits.length) return;
-    this.hit = this.hit < 0 ? (by > 0 ? 0 : this.hits.length - 1) : (this.hit + by + this.hits.length) % this.hits.length;
-    this.setFollows(false);
-    this.hits[this.hit].scrollIntoView({ block: "center" });
-    this.flash(this.hits[this.hit]);
+    const numbers = this.found?.numbers;
+    if (!numbers?.length) return;
+    const { length } = numbers;
+    this.hit = this.hit < 0 ? (by > 0 ? 0 : length - 1) : (this.hit + by + length) % length;
+    this.showLine(numbers.at(this.hit));
     this.tellCount();
   }
 
   tellCount() {
-    this.count.textContent = this.find.value ? `${this.hit + 1 || "–"} / ${this.hits.length}` : "";
-  }
-
-  isAtEnd() { return this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < NEAR_END_PX; }
-  scrollToEnd() {
-    this.box.scrollTop = this.box.scrollHeight;
-    this.top = this.box.scrollTop;
-  }
-
-  setFollows(follows) {
-    this.follows = follows;
-    this.toEnd.setAttribute("aria-pressed", String(follows));
-    if (follows && !this.isAtEnd()) this.scrollToEnd();
+    const numbers = this.found?.numbers;
+    this.parts.count.textContent = numbers ? `${this.hit + 1 || "–"} / ${numbers.length.toLocaleString(document.documentElement.lang)}` : "";
   }
 }
 

@@ -39,30 +39,7 @@ def test_any_bytes_are_read_to_the_end(tmp_path: Path, data: bytes, limit: int) 
     assert got == data.decode("utf-8", "replace")
 
 
-@BOUNDED
-@given(lines=st.lists(st.text("aé\t", max_size=20), max_size=30), limit=st.integers(100, 200))
-def test_going_back_from_the_tail_finds_every_line_once(tmp_path: Path, lines: list[str], limit: int) -> None:
-    path, text = tmp_path / "log", "".join(f"{line}\n" for line in lines)
-    path.write_bytes(text.encode())
-    end = log_reading.start_of_tail(path, keep=limit)
-    got = text.encode()[end:].decode()
-    while piece := log_reading.read_before(path, end, limit=limit):
-        assert piece.end == end
-        assert piece.offset < end
-        end, got = piece.offset, piece.text + got
-    assert got == text
-
-
-def test_a_line_longer_than_a_piece_is_shown_in_parts(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_bytes(b"x" * 1000 + b"\n")
-    piece = log_reading.read_before(path, 1001, limit=100)
-    assert piece is not None
-    assert (piece.offset, piece.end) == (901, 1001)
-
-
 def test_a_log_that_is_not_there_yet_has_nothing(tmp_path: Path) -> None:
     assert log_reading.read_piece(tmp_path / "none", 0) is None
-    assert log_reading.read_before(tmp_path / "none", 100) is None
     assert log_reading.start_of_tail(tmp_path / "none") == 0
     assert log_reading.stored_bytes(tmp_path / "none") == 0

@@ -124,7 +124,9 @@ def test_instances_of_another_team_are_not_there(attempt: Attempt, admin: User) 
         reverse(name, args=[attempt.instance_id])
         for name in ("instance_detail", "instance_restart", "instance_log_part")
     ]
-    urls += [reverse(name, args=[attempt.pk]) for name in ("attempt_log_before", "attempt_log_file")]
+    urls += [
+        reverse(name, args=[attempt.pk]) for name in ("attempt_log_lines", "attempt_log_matches", "attempt_log_file")
+    ]
     assert [client.get(url, {"before": "1"}).status_code for url in urls] == [404] * len(urls)
     assert attempt.instance.deployment.name not in page_of(admin, "deployment_list")
 
@@ -261,18 +263,6 @@ def test_an_instance_of_a_silent_host_is_unknown_not_dead(serving: Deployment, f
     page = page_of(viewer, "instance_detail", serving.instances.get().pk)
     assert "is silent, so this is not known now" in page
     assert "state-red" not in page
-
-
-def test_earlier_parts_of_a_log_are_whole_lines(attempt: Attempt, viewer: User) -> None:
-    attempt.log_path.write_bytes(b"".join(b"%06d\n" % number for number in range(100_000)))
-    url = reverse("attempt_log_before", args=[attempt.pk])
-    piece = signed_in(viewer).get(url, {"before": "700000"}).json()
-    assert piece["end"] == 700_000
-    assert piece["offset"] % 7 == 0
-    assert piece["text"].endswith("099999\n")
-    assert signed_in(viewer).get(url, {"before": "0"}).json() == {"offset": 0, "end": 0, "text": ""}
-    assert signed_in(viewer).get(url, {"before": "-1"}).status_code == 400
-    assert signed_in(viewer).get(url).status_code == 400
 
 
 @pytest.mark.django_db(transaction=True)

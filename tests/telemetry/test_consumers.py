@@ -144,7 +144,7 @@ async def test_a_log_is_sent_from_its_beginning_and_goes_on_as_it_grows(attempt:
         started = time.monotonic()
         await sync_to_async(store)(attempt, b"third\n")
         message = await receive(socket, lambda message: "text" in message)
-        assert message == {"offset": 21, "end": 27, "text": "third\n"}
+        assert message == {"offset": 21, "end": 27, "line": 2, "text": "third\n"}
         assert time.monotonic() - started < 1.5  # woken by the message: the poll alone takes 2 s
 
 
@@ -189,15 +189,28 @@ async def test_reconnecting_with_the_reached_offset_loses_and_doubles_nothing(at
     assert got == whole.decode()
 
 
-async def test_a_large_log_begins_with_whole_lines_of_its_last_half_mebibyte(attempt: Attempt, viewer: User) -> None:
+async def test_a_large_log_begins_with_the_whole_lines_of_its_end_and_says_which_they_are(
+    attempt: Attempt, viewer: User
+) -> None:
     data = b"".join(b"%07d %s\n" % (number, b"x" * 91) for number in range(10_000))
     await sync_to_async(store)(attempt, data)
     async with opened(f"/ws/attempts/{attempt.pk}/log/", viewer) as socket:
         first = await receive(socket, lambda message: "text" in message)
         assert first["offset"] % 100 == 0
-        assert 512 * 1024 - 100 < len(data) - first["offset"] <= 512 * 1024
+        assert 128 * 1024 - 100 < len(data) - first["offset"] <= 128 * 1024
+        assert first["line"] == first["offset"] // 100
         rest = await text_up_to(socket, len(data))
         assert (first["text"] + rest).encode() == data[first["offset"] :]
+
+
+async def test_a_log_s_summary_comes_after_its_text_and_again_when_it_changes(attempt: Attempt, viewer: User) -> None:
+    await sync_to_async(store)(attempt, b"(APIServer pid=7) INFO 11-29 14:02:11 [a.py:1] hello\n")
+    async with opened(f"/ws/attempts/{attempt.pk}/log/", viewer) as socket:
+        message = await receive(socket, lambda message: "summary" in message)
+        assert message["summary"] == {"first": None, "processes": ["APIServer"], "gaps": 0}
+        await sync_to_async(store)(attempt, b"ValueError: no\n")
+        message = await receive(socket, lambda message: "summary" in message)
+        assert (message["summary"]["first"], message["summary"]["cause"]) == (1, "ValueError: no")
 
 
 async def test_a_wrong_offset_is_taken_as_none(attempt: Attempt, viewer: User) -> None:

@@ -16,8 +16,10 @@ from workers.host.exits import diagnose_attempt, explain, explain_exit, with_kno
 from workers.host.failures import StepFailedError
 from workers.host.files import read_json, write_json
 from workers.host.instance_files import Attempt, InstanceFiles, ShimState
+from workers.host.inventory.masking import masked
 from workers.host.launching import open_secrets
 from workers.host.logs import LogSender
+from workers.host.secret_masking import mask_values
 
 _SHORTEST_SECRET = 8
 
@@ -74,7 +76,9 @@ class AttemptReports:
             return
         told = self._files.attempt_directory(state.attempt) / "validation-told.json"
         if (read_json(told) or {}).get("run") != report["run"]:  # else an agent before this one has told it
-            fields = {name: report[name] for name in ("sound", "checks", "golden", "warnings")}
+            # Answers stay as they are, since others are compared with them; warnings are lines of the log.
+            fields = {name: report[name] for name in ("sound", "checks", "golden")}
+            fields["warnings"] = mask_values(report["warnings"])
             self._report(
                 InstanceChecked.model_validate(
                     {"instance": self._files.instance, "attempt": state.attempt, "engine": order.engine, **fields}
@@ -123,7 +127,7 @@ class AttemptReports:
             instance=self._files.instance,
             number=attempt.number,
             pid=attempt.pid,
-            argv=attempt.argv,
+            argv=masked(attempt.argv),
             environment=attempt.environment,
             started_at=attempt.started_at,
         )

@@ -18,6 +18,7 @@ from uuid import UUID
 from workers.contracts import LogChunk, log_cursor_key, logs_stream
 from workers.host.instance_files import InstanceFiles
 from workers.host.redis_link import Client
+from workers.host.secret_masking import mask_bytes
 
 HEAD_BYTES = 10 * 2**20
 TAIL_BYTES = 40 * 2**20
@@ -27,6 +28,7 @@ IN_FLIGHT_BYTES = 2**20
 STREAM_LENGTH = 1_000
 
 _POLL_SECONDS = 0.03
+_LOOKS_AT_HALF_A_LINE = 10
 _CURSORS_EVERY_SECONDS = 1.0
 _RESEND_AFTER_SECONDS = 5.0
 _RESEND_AT_MOST_EVERY_SECONDS = 60.0
@@ -49,6 +51,9 @@ class LogTail:
     moved_at: float = 0.0
     patience: float = _RESEND_AFTER_SECONDS
     punched: int = HEAD_BYTES
+    held: int = 0
+    """Bytes of an unfinished last line that were seen, and how often in a row they were the same."""
+    looks: int = 0
 
     @property
     def cursor_field(self) -> str:
@@ -66,6 +71,8 @@ class LogTail:
             offset = size - TAIL_BYTES
         limit = CHUNK_BYTES if offset >= HEAD_BYTES else min(CHUNK_BYTES, HEAD_BYTES - offset)
         data = self._read(offset, limit) if size else b""
+        if not data and not ended:
+            return None
         gap = offset - self.sent
         self.sent = offset + len(data)
         self.final_sent = ended and self.sent >= size
@@ -82,12 +89,21 @@ class LogTail:
         with self.path.open("rb") as file:
             file.seek(offset)
             data = file.read(limit)
-        # A secret must not be cut in two by the end of a chunk, so a chunk ends with a line where it can.
-        if self.secrets and (end := data.rfind(b"\n")) >= 0:
-            data = data[: end + 1]
-        for secret in self.secrets:
-            data = data.replace(secret, b"*" * len(secret))
-        return data
+        return mask_bytes(self._whole(data, limit), self.secrets)
+
+    def _whole(self, data: bytes, limit: int) -> bytes:
+        """Up to the end of the last line: a secret must not be cut in two by the end of a chunk.
+
+        What is no whole line yet (a progress bar, a line that is just being written) is sent once it has stood still.
+        """
+        end = data.rfind(b"\n") + 1
+        if end:
+            return data[:end]
+        if self.ended or len(data) == limit:
+            return data
+        self.looks = self.looks + 1 if len(data) == self.held else 0
+        self.held = len(data)
+        return data if self.looks >= _LOOKS_AT_HALF_A_LINE else b""
 
     def set_cursor(self, acknowledged: int, now: float) -> None:
         """Take over what the console has stored; send again when it has been silent for too long."""

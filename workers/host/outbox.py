@@ -12,11 +12,15 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 from workers.contracts import CONTRACT, Body
+from workers.host.secret_masking import mask_values
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS identity (id TEXT NOT NULL, only INTEGER PRIMARY KEY CHECK (only = 1));
 CREATE TABLE IF NOT EXISTS reports (number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, body TEXT NOT NULL);
 """
+
+_QUOTING = frozenset({"instance.observed", "attempt.started", "attempt.ended", "step.event", "step.finished"})
+"""Reports that may quote a log or a command line; in the others nobody's text stands."""
 
 
 class Outbox:
@@ -36,6 +40,8 @@ class Outbox:
     def add(self, body: Body) -> int:
         """Store one report and return its number; from here on it can't be lost."""
         text = body.model_dump_json()
+        if body.kind in _QUOTING:
+            text = json.dumps(mask_values(json.loads(text)), ensure_ascii=False)
         with self._lock:
             row = self._connection.execute("INSERT INTO reports (at, body) VALUES (?, ?)", (time.time(), text))
             return row.lastrowid or 0
