@@ -220,15 +220,22 @@ def _words(deployment: Deployment, turns: Sequence[Turn]) -> Iterator[str]:
         }  # fmt: skip
 
 
+def _end_words(count: int) -> str:
+    if count == 1:
+        return _("Then its engine ends: requests in flight have %(seconds)d s to finish, and new ones get no answer.")
+    return _("Then their engines end one at a time, the next once the one before is ready again: requests in flight "
+             "have %(seconds)d s to finish, new ones go to the others.")  # fmt: skip
+
+
 def _restart_words(deployment: Deployment, swapped: Sequence[Instance]) -> list[str]:
-    first = _("The files are verified first; %(instance)s goes on serving meanwhile.")
-    words = [first % {"instance": ", ".join(map(str, swapped))}]
-    if len(swapped) == 1:
-        text = _("Then its engine ends: requests in flight have %(seconds)d s to finish, and new ones get no answer.")
+    serving = [one for one in swapped if one.state == "ready"]
+    if not serving:
+        words = [_("The files are verified first. Nothing of it serves now, so no request is cut off.")]
     else:
-        text = _("Then their engines end one at a time, the next once the one before is ready again: requests in flight "
-                 "have %(seconds)d s to finish, new ones go to the others.")  # fmt: skip
-    words.append(text % {"seconds": services.GRACE_SECONDS})
+        first = ngettext("The files are verified first; %(instance)s goes on serving meanwhile.",
+                         "The files are verified first; %(instance)s go on serving meanwhile.", len(serving))  # fmt: skip
+        words = [first % {"instance": ", ".join(map(str, serving))}]
+        words.append(_end_words(len(swapped)) % {"seconds": services.GRACE_SECONDS})
     last = launches.latest(deployment)
     seconds = last.truth.get("seconds") if last is not None else None
     if seconds:

@@ -8,8 +8,9 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import policies
+from console.access.models import User
 from console.access.policies import Action
-from console.deployments import control, fixing, services, snippets, what_changed
+from console.deployments import control, fixing, golden, services, snippets, what_changed
 from console.deployments.models import Attempt, Instance
 from console.deployments.what_changed import SinceGood
 from console.jobs.asking import ask
@@ -42,6 +43,7 @@ def instance_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "deployment": instance.deployment,
         "attempts": attempts,
         "attempt": shown,
+        "may_accept": bool(shown and golden.differing(shown)),
         "checks": check_rows(shown.validation.get("checks")) if shown else [],
         "following": shown is None or not chosen,
         "command": snippets.folded(shown.argv) if shown and shown.argv else "",
@@ -103,3 +105,31 @@ def instance_control_run(request: HttpRequest, pk: int) -> HttpResponse:
         "back": f"/instances/{pk}/",
     }
     return ask(request, context, lambda user, reason: control.control_run(instance, actor=user, reason=reason))
+
+
+@require_http_methods(["GET", "POST"])
+def attempt_accept_answer(request: HttpRequest, pk: int) -> HttpResponse:
+    """Show the golden answer and the new one beside each other, and take the new one for golden."""
+    rows = Attempt.objects.select_related("instance__deployment", "instance__spec__copy")
+    attempt = policies.get(request.user, rows, Action.OPERATE, team_path="instance__deployment__team", pk=pk)
+    page = f"/instances/{attempt.instance_id}/?attempt={attempt.number}"
+    pairs = [
+        _("“%(question)s” — golden: “%(before)s”; new: “%(after)s”")
+        % {"question": question[:200], "before": before[:400], "after": after[:400]}
+        for question, before, after in golden.differing(attempt)
+    ]
+    context = {
+        "title": _("Accept the new answer of %(name)s") % {"name": attempt.instance},
+        "heading": _("Take this answer as golden from now on?"),
+        "consequences": [
+            *pairs,
+            _("The next start with this engine is compared with it; restart to have it validated again."),
+        ],
+        "button": _("Accept"),
+        "back": page,
+    }
+
+    def act(user: User, reason: str) -> None:
+        golden.accept(attempt, actor=user, reason=reason)
+
+    return ask(request, context, act, then=page)

@@ -1,4 +1,4 @@
-"""How long the console keeps logs: by age and by size, so that they are there when their hosts are not, and don't fill its disk."""
+"""How long the console keeps logs: by age and by size, so that they outlast their hosts and don't fill the disk."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -231,7 +231,7 @@ class Attempt(models.Model):
     """True when someone wanted it to end."""
     diagnosis: Any = models.JSONField(default=dict)
     validation: Any = models.JSONField(default=dict)
-    """The last validation of this process: sound, checks (`workers.contracts.Check`), warnings of its log."""
+    """The last validation of this process: sound, checks (`workers.contracts.Check`), warnings of its log, golden answers."""
     surroundings: Any = models.JSONField(default=dict)
     """What it met when it started (`what_changed.surroundings`): spec, engine, files, driver, kernel, GPUs."""
     log_bytes = models.BigIntegerField(default=0)
@@ -257,7 +257,8 @@ class Attempt(models.Model):
 
 
 class GoldenAnswer(models.Model):
-    """What a sound engine answered at temperature 0: one for each revision, question and engine, the first that came.
+    """What a sound engine answered at temperature 0: one for each revision, question and engine, the first that came,
+    until a person accepts another one.
 
     After a change of engine, the new one's answer is compared with the one of the engine before.
     """

@@ -115,7 +115,7 @@ def attempt_started(instance: Instance, started: AttemptStarted) -> None:
 def checked(instance: Instance, report: InstanceChecked) -> None:
     """A process was validated. The rows stay with its attempt; the answers of a sound one become golden."""
     attempt, _created = Attempt.objects.get_or_create(instance=instance, number=report.attempt)
-    attempt.validation = report.model_dump(mode="json", include={"engine", "sound", "checks", "warnings"})
+    attempt.validation = report.model_dump(mode="json", include={"engine", "sound", "checks", "warnings", "golden"})
     attempt.save(update_fields=["validation"])
     if report.sound:
         golden.keep(instance, report.golden)

@@ -52,6 +52,7 @@ urlpatterns = [
     path("instances/<int:pk>/restart/", instance_views.instance_restart, name="instance_restart"),
     path("instances/<int:pk>/control-run/", instance_views.instance_control_run, name="instance_control_run"),
     path("instances/<int:pk>/log/", log_views.instance_log_part, name="instance_log_part"),
+    path("attempts/<int:pk>/accept-answer/", instance_views.attempt_accept_answer, name="attempt_accept_answer"),
     path("attempts/<int:pk>/log/lines/", log_views.attempt_log_lines, name="attempt_log_lines"),
     path("attempts/<int:pk>/log/matches/", log_views.attempt_log_matches, name="attempt_log_matches"),
     path("attempts/<int:pk>/log/file/", log_views.attempt_log_file, name="attempt_log_file"),

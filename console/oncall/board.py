@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Prefetch, Q
+from django.db.models import Q
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -19,12 +19,14 @@ from console.common.states import LOOKS, Look
 from console.deployments import fixing, what_changed
 from console.deployments.fixing import Fix
 from console.deployments.models import Deployment, Instance
+from console.deployments.remedies import Kind
 from console.deployments.what_changed import SinceGood
 from console.fleet.models import Host
 from console.fleet.presentation import is_removed
+from console.oncall import causes
 from console.oncall.impact import Impact, impacts
+from console.oncall.models import Incident
 
-BAD_INSTANCES = ("crashed", "unhealthy", "restarting")
 LINES_OF_DEEDS = 6
 MOST_DETAILED = 25
 """In an outage of everything the page must stay quick: beyond so many, what changed and fixes stand on their own pages."""
@@ -67,11 +69,14 @@ class Problem:
     fixes: list[Fix] = field(default_factory=list)
     acts: list[Act] = field(default_factory=list)
     alerts: list[Alert] = field(default_factory=list)
+    incident: Incident | None = None
+    trees: str = ""
+    """Where the decision trees are walked for it."""
 
 
 def problems(user: User) -> list[Problem]:
     """Everything that is broken and that this person may see; the worst first, then the longest."""
-    deployments = _bad_deployments(user)
+    deployments = causes.broken(policies.visible(user, Deployment.objects.all()))
     hosts = [host for host in _hosts(user) if host.presence == "offline" and not is_removed(host)]
     alerts = list(
         policies.visible(user, Alert.objects.exclude(state="closed").select_related("rule", "acknowledged_by"))
@@ -82,23 +87,21 @@ def problems(user: User) -> list[Problem]:
         for at, one in enumerate(deployments)
     ]
     found += [_of_host(user, host, alerts) for host in hosts]
+    _link_incidents(user, found)
     told = {alert.pk for problem in found for alert in problem.alerts}
     found += [_of_alert(user, alert) for alert in alerts if alert.pk not in told]
     return sorted(found, key=lambda one: (one.rank, one.since.timestamp() if one.since else 0))
 
 
-def _bad_deployments(user: User) -> list[Deployment]:
-    instances = Prefetch("instances", Instance.objects.select_related("host").order_by("number"))
-    bad = Q(state__in=("failed", "degraded")) | Q(instances__state__in=BAD_INSTANCES, instances__run=True)
-    rows = policies.visible(user, Deployment.objects.filter(bad).exclude(state__in=("stopped", "draft")).distinct())
-    related = rows.select_related("current_spec__engine", "current_spec__host", "current_spec__copy__revision__model")
-    # Of what a silent host had nothing is known: it is the host that is broken.
-    return [one for one in related.prefetch_related(instances) if not _is_unknown(one)]
-
-
-def _is_unknown(deployment: Deployment) -> bool:
-    living = [one for one in deployment.instances.all() if one.run or one.ordered]
-    return bool(living) and all(one.is_unknown for one in living)
+def _link_incidents(user: User, found: Sequence[Problem]) -> None:
+    """Each problem's newest open incident."""
+    living = policies.visible(user, Incident.objects.filter(state="open")).order_by("opened_at")
+    by_ident = {}
+    for one in living:
+        kind, key = ("deployment", one.deployment_id) if one.deployment_id else ("host", one.host_id)
+        by_ident[f"{kind}-{key}"] = one
+    for problem in found:
+        problem.incident = by_ident.get(problem.ident)
 
 
 def _hosts(user: User) -> list[Host]:
@@ -109,39 +112,34 @@ def _of_deployment(
     user: User, deployment: Deployment, impact: Impact, alerts: Iterable[Alert], *, is_detailed: bool
 ) -> Problem:
     instances = list(deployment.instances.all())
-    bad = next((one for one in instances if one.state in BAD_INSTANCES and (one.run or one.failure)), None)
-    failure = fixing.failure_of(deployment, instances) or (dict(bad.failure) if bad and bad.failure else None)
+    cause = causes.cause_of(deployment)
+    began = cause.since or deployment.state_since
     since_good = what_changed.since_good(deployment) if is_detailed else None
-    ready = any(one.state == "ready" and one.run and not one.is_unknown for one in instances)
-    began = bad.state_since if bad and deployment.state == "serving" else deployment.state_since
-    cause = str((failure or {}).get("message") or (bad.state_reason if bad else "") or deployment.state_reason)
     return Problem(
         ident=f"deployment-{deployment.pk}",
         name=deployment.name,
         url=reverse("deployment_detail", args=[deployment.pk]),
         look=deployment.look,
-        rank=2 if ready else 0,
+        rank=2 if cause.is_serving else 0,
         since=began,
-        cause=cause or _("No reason is known yet."),
-        cause_title=_title(bad),
-        code=str((failure or {}).get("code", "")),
-        evidence=list((failure or {}).get("evidence") or [])[:6],
+        cause=cause.text,
+        cause_title=cause.title,
+        code=cause.code,
+        evidence=cause.evidence,
         impact=impact,
         deeds=_deeds(deployment, instances, began),
         restarts=sum(one.restarts for one in instances if one.run),
         since_good=since_good,
-        fixes=fixing.fixes(user, deployment, failure, since_good) if since_good else [],
+        fixes=_without_roll_back(fixing.fixes(user, deployment, cause.failure, since_good)) if since_good else [],
         acts=_acts_of_deployment(user, deployment, instances, since_good),
         alerts=[alert for alert in alerts if alert.deployment_id == deployment.pk],
+        trees=f"{reverse('tree_list')}?instance={bad.pk}" if (bad := causes.first_bad(instances)) else "",
     )
 
 
-def _title(bad: Instance | None) -> str:
-    if bad is None:
-        return ""
-    last = bad.attempts.exclude(diagnosis={}).order_by("-number").first()
-    code = last.diagnosis.get("code") if last else None
-    return str(last.diagnosis.get("title", "")) if last and code != "healthy" else ""
+def _without_roll_back(fixes: Sequence[Fix]) -> list[Fix]:
+    """Rolling back has its own button among the acts, with its own key."""
+    return [fix for fix in fixes if fix.remedy.kind != Kind.ROLL_BACK]
 
 
 def _deeds(deployment: Deployment, instances: Sequence[Instance], began: datetime) -> list[StateChange]:
@@ -157,10 +155,15 @@ def _acts_of_deployment(
     if not policies.can(user, Action.OPERATE):
         return []
     acts = []
-    ordered = next((one for one in instances if one.ordered and one.run), None)
+    running = [one for one in instances if one.ordered and one.run]
+    ordered = causes.first_bad(running) or next(iter(running), None)
     if ordered is not None:
         there = reverse("instance_restart", args=[ordered.pk])
-        acts.append(Act(_("Restart"), "refresh", there, "r"))
+        several = len(running) > 1
+        acts.append(Act(_("Restart %(name)s") % {"name": ordered} if several else _("Restart"), "refresh", there, "r"))
+        if several:
+            there = reverse("deployment_restart", args=[deployment.pk])
+            acts.append(Act(_("Restart one by one"), "rotate-clockwise", there, "o"))
     elif deployment.state in ("stopped", "failed"):
         acts.append(Act(_("Start"), "player-play", reverse("deployment_start", args=[deployment.pk]), "r"))
     good = since.spec if since else None

@@ -22,3 +22,13 @@ class RestartAllForm(ReasonForm):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         if not hurts:
             del self.fields["sure"]
+
+
+class NoteForm(forms.Form):
+    """What a person writes down about an incident."""
+
+    text = forms.CharField(
+        label=_("Note"),
+        max_length=4000,
+        widget=forms.Textarea(attrs={"rows": 2, "placeholder": _("What you saw, tried, or decided")}),
+    )

@@ -11,6 +11,7 @@ from django.utils.translation import ngettext
 
 from console.access import policies
 from console.access.models import User
+from console.access.policies import Action
 from console.deployments.models import Deployment
 from console.gateway.models import GatewayRequest, Key, Route, Target
 
@@ -53,19 +54,20 @@ class Impact:
 
 
 def impacts(user: User, deployments: Sequence[Deployment]) -> dict[int, Impact]:
-    """Impact by deployment."""
+    """Impact by deployment, for a person's team."""
+    return impacts_in(policies.require(user, Action.VIEW).team_id, deployments)
+
+
+def impacts_in(team: int, deployments: Sequence[Deployment]) -> dict[int, Impact]:
+    """Impact by deployment; all of them belong to this team."""
     if not deployments:
         return {}
     names = {one.pk: one.name for one in deployments}
-    rows = policies.visible(user, Target.objects.filter(route__enabled=True), team_path="route__team")
-    targets = list(rows.select_related("route"))
-    serving = set(
-        policies.visible(user, Deployment.objects.filter(instances__state="ready", instances__run=True)).values_list(
-            "pk", flat=True
-        )
-    )
-    failed = _failed_requests(user)
-    keys = list(policies.visible(user, Key.objects.filter(revoked_at=None)).prefetch_related("routes"))
+    targets = list(Target.objects.filter(route__enabled=True, route__team_id=team).select_related("route"))
+    alive = Deployment.objects.filter(team_id=team, instances__state="ready", instances__run=True)
+    serving = set(alive.values_list("pk", flat=True))
+    failed = _failed_requests(team)
+    keys = list(Key.objects.filter(revoked_at=None, team_id=team).prefetch_related("routes"))
     return {pk: _impact(pk, name, targets, serving, failed, keys) for pk, name in names.items()}
 
 
@@ -90,9 +92,9 @@ def _keys(routes: list[Route], keys: list[Key]) -> int:
     return sum(key.all_routes or any(one.pk in wanted for one in key.routes.all()) for key in allowed)
 
 
-def _failed_requests(user: User) -> Counter[str]:
+def _failed_requests(team: int) -> Counter[str]:
     """Requests that ended with an error of ours, by the deployment that had them."""
     since = timezone.now() - timedelta(seconds=RECENT_SECONDS)
-    newest = policies.visible(user, GatewayRequest.objects.all()).order_by("-pk")
+    newest = GatewayRequest.objects.filter(team_id=team).order_by("-pk")
     rows = newest.values_list("at", "status", "deployment")[:MOST_REQUESTS]
     return Counter(deployment for at, status, deployment in rows if at >= since and status >= 500)

@@ -16,6 +16,7 @@ from console.deployments import changes, fixing, services, what_changed
 from console.deployments.models import Deployment
 from console.fleet.models import Host
 from console.jobs.models import Job
+from console.oncall.models import Incident, Note
 
 
 def restart_all(deployments: Sequence[Deployment], *, actor: User, reason: str) -> tuple[list[Job], list[str]]:
@@ -62,4 +63,14 @@ def silence(about: Deployment | Host, *, hours: float, actor: User, reason: str)
                 Alert.objects.filter(pk=alert.pk).update(silenced=True)
         access.record(actor=actor, action="alert.silence", target=about.name, target_url=page, reason=reason)
         live.changed("alert")
+    return made
+
+
+def note(incident: Incident, *, text: str, actor: User) -> Note:
+    """Write something down about an incident, open or over."""
+    with transaction.atomic():
+        made = Note.objects.create(incident=incident, author=actor, author_name=actor.get_username(), text=text.strip())
+        page = f"/oncall/incidents/{incident.pk}/"
+        access.record(actor=actor, action="incident.note", target=str(incident), target_url=page)
+        live.changed("incident", incident.pk)
     return made

@@ -74,7 +74,7 @@ def test_any_line_is_found_by_its_number(tmp_path: Path, lines: list[str], piece
         index = indexed(tmp_path / "log", "".join(f"{line}\n" for line in lines))
         assert index.lines(0, 100) == lines
         assert index.lines(first, 5) == lines[first : first + 5]
-        picked = [one for one in range(0, len(lines), 7)]
+        picked = list(range(0, len(lines), 7))
         assert index.picked(picked) == lines[::7]
         offset = len("".join(f"{line}\n" for line in lines[:first]).encode())
         assert index.lines_before(offset) == min(first, len(lines))
