@@ -224,6 +224,10 @@ class StopResult(Message):
     exit_code: int | None = None
     killed: bool = False
     """True when it outlived the grace time and was killed."""
+    returned_device_bytes: int | None = None
+    """GPU memory that its processes held and that is free again; None where no GPU tells."""
+    returned_resident_bytes: int | None = None
+    """RAM that belonged to its processes alone when the stop began."""
     seconds: float = 0
 
 

@@ -306,8 +306,15 @@ def _stop(result: Mapping[str, Any]) -> list[Fact]:
     return [
         Fact(_("Ended"), _("killed after its grace time") if result.get("killed") else _("by itself, when asked")),
         Fact(_("Exit code"), str(result.get("exit_code", "–"))),
+        *_memory_back(result),
         Fact(_("Took"), _duration(result.get("seconds"))),
     ]
+
+
+def _memory_back(result: Mapping[str, Any]) -> list[Fact]:
+    """What its processes held when the stop began, and is free again."""
+    names = (("returned_device_bytes", _("GPU memory back")), ("returned_resident_bytes", _("RAM back")))
+    return [Fact(label, readable_bytes(int(result[name]))) for name, label in names if result.get(name)]
 
 
 def _engine(result: Mapping[str, Any]) -> list[Fact]:

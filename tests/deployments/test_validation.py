@@ -60,7 +60,7 @@ def test_an_unsound_validation_leaves_no_golden_answer(instance: Instance) -> No
     assert Attempt.objects.get().validation["checks"][1]["fact"] == "'the' is repeated"
 
 
-def test_a_new_engine_is_sent_the_answer_of_the_one_before_until_it_has_its_own(instance: Instance) -> None:
+def test_a_new_engine_is_sent_the_answer_of_the_one_before_until_a_person_accepts_its_own(instance: Instance) -> None:
     observations.checked(instance, report(instance))
     spec = instance.spec
     spec.engine = Engine.objects.create(
@@ -68,6 +68,9 @@ def test_a_new_engine_is_sent_the_answer_of_the_one_before_until_it_has_its_own(
     )
     assert [one.engine for one in golden.of_spec(spec)] == ["vllm-cpu-0.32.0"]
     observations.checked(instance, report(instance, answer="Paris it is.", engine="vllm-cpu-0.33.0"))
+    assert [one.engine for one in golden.of_spec(spec)] == ["vllm-cpu-0.32.0"]
+    anna, _password = access.add_person(username="anna", role="operator", actor=None)
+    golden.accept(instance.attempts.get(), actor=anna, reason="the newer kernels round differently")
     assert [one.engine for one in golden.of_spec(spec)] == ["vllm-cpu-0.33.0", "vllm-cpu-0.32.0"]
     instance.port = 18000
     assert observations.order(instance).probe.golden[0].answer == "Paris it is."
