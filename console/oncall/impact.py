@@ -55,7 +55,7 @@ class Impact:
 
 def impacts(user: User, deployments: Sequence[Deployment]) -> dict[int, Impact]:
     """Impact by deployment, for a person's team."""
-    return impacts_in(policies.require(user, Action.VIEW).team_id, deployments)
+    return impacts_in(policies.require(user, Action.VIEW).team.pk, deployments)
 
 
 def impacts_in(team: int, deployments: Sequence[Deployment]) -> dict[int, Impact]:

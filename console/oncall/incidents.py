@@ -7,6 +7,7 @@ behind the position where the last round stopped, so that a crash that was answe
 import time
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from typing import Any
 
 import structlog
 from django.db import transaction
@@ -126,7 +127,7 @@ def opened(deployment: Deployment, cause: Cause, *, now: datetime) -> Incident:
     )
     if incident is None:
         return _create(deployment, cause, now)
-    fields = {"well_since": None}
+    fields: dict[str, Any] = {"well_since": None}
     if cause.code and not incident.code:
         fields |= {"code": cause.code, "title": cause.title[:200], "cause": cause.text, "evidence": cause.evidence}
     elif cause.title and not incident.title and cause.code == incident.code:

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_GET
 from console.access import policies
 from console.access.policies import Action
 from console.deployments.models import Instance
-from console.oncall.tree import walk
+from console.oncall.tree import Answer, Row, walk
 from console.oncall.tree_facts import gather
 from console.oncall.trees import TREES
 
@@ -90,14 +90,14 @@ def tree_detail(request: HttpRequest, key: str) -> HttpResponse:
     context: dict[str, Any] = {"tree": tree, "instances": instances, "instance": instance}
     if instance is not None:
         walked = walk(tree, gather(instance))
-        rows = [(row, _acts(request, row.found.acts, instance) if _offers(row) else []) for row in walked.rows]
+        rows = [(row, _acts(request, _offered(row), instance)) for row in walked.rows]
         context |= {"walk": walked, "rows": rows, "acts": _acts(request, walked.acts, instance)}
     return render(request, "oncall/tree.html", context)
 
 
-def _offers(row: Any) -> bool:
+def _offered(row: Row) -> tuple[str, ...]:
     """What could not be answered may have a way to find out."""
-    return row.found is not None and row.found.answer == "unknown"
+    return row.found.acts if row.found is not None and row.found.answer is Answer.UNKNOWN else ()
 
 
 def _acts(request: HttpRequest, keys: Iterable[str], instance: Instance) -> list[dict[str, Any]]:

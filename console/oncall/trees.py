@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy as lazy
 
+from console.common.spans import readable_bytes
 from console.oncall import tree_answers as answers
 from console.oncall.tree import Answer, Found, Question, Tree
-from console.oncall.tree_answers import Facts, not_known, seconds, yes_if
+from console.oncall.tree_answers import not_known, seconds, yes_if
+from console.oncall.tree_facts import Facts
 
 FIRST_SECONDS = 60
 """An end within so long of being ready counts as one at the first requests."""
@@ -200,7 +202,7 @@ def _shared_memory(facts: Facts) -> Found:
     if free is None and not lines:
         return not_known(_("The host doesn't tell how much shared memory is free."))
     fact = _("%(free)s of /dev/shm are free; %(lines)d lines of the log name it.") % {
-        "free": answers.readable_bytes(free) if free is not None else "–", "lines": lines,
+        "free": readable_bytes(free) if free is not None else "–", "lines": lines,
     }  # fmt: skip
     return yes_if(
         (free is not None and free < 64 * 2**20) or lines > 0, fact, acts=("host", "restart"),
@@ -380,7 +382,7 @@ def _stuck(facts: Facts) -> Found:
     if facts.live is None or not gpus:
         return not_known(_("The host has no GPU that tells of its memory."))
     rest = max(0, used - named)
-    fact = _("%(rest)s of GPU memory belong to no process that can be seen.") % {"rest": answers.readable_bytes(rest)}
+    fact = _("%(rest)s of GPU memory belong to no process that can be seen.") % {"rest": readable_bytes(rest)}
     return yes_if(
         rest > 2**30, fact, acts=("host", "drain"),
         next=_("The driver holds it for a process that is gone, or one in a container: drain the host and reset the GPU."),
