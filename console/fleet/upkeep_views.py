@@ -78,12 +78,13 @@ def host_remove(request: HttpRequest, pk: int) -> HttpResponse:
     """Forget a host, for a reason."""
     host = policies.get(request.user, Host.objects.all(), Action.ADMINISTER, pk=pk)
     form = RemoveForm(request.POST or None)
+    if not host.instances.filter(ordered=True).exists():
+        del form.fields["force"]  # nothing would have to be given up
     if request.method == "POST" and form.is_valid():
         actor = policies.require(request.user, Action.ADMINISTER)
+        force = form.cleaned_data.get("force", False)
         try:
-            services.remove_host(
-                host, actor=actor, reason=form.cleaned_data["reason"], force=form.cleaned_data["force"]
-            )
+            services.remove_host(host, actor=actor, reason=form.cleaned_data["reason"], force=force)
         except Refused as refusal:
             add_refusal(form, refusal)
         else:

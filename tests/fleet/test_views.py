@@ -107,6 +107,7 @@ def test_a_taken_host_name_is_refused_at_its_field(admin: User, fleet: Fleet) ->
 
 def test_removing_a_host_needs_a_reason_and_no_instances(admin: User, fleet: Fleet) -> None:
     page = reverse("host_remove", args=[fleet.host.pk])
+    assert 'name="force"' not in signed_in(admin).get(page).content.decode(), "nothing runs that would be given up"
     assert signed_in(admin).post(page, {"reason": ""}).status_code == 400
     assert Host.objects.filter(pk=fleet.host.pk).exists()
     answer = signed_in(admin).post(page, {"reason": "sent back"})

@@ -54,10 +54,16 @@ def copy_of_the_model(live_console: LiveConsole) -> int:
     return int(copy)
 
 
+OLDER_PYTHON = "async-timeout"
+"""What redis asks for below Python 3.11.3, as Debian 12 has it; pip looks at the Python that it runs with only."""
+
+
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the agent needs, as an admin fills it."""
     folder = tmp_path_factory.mktemp("wheels")
     words = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", "--dest"]
-    subprocess.run([sys.executable, *words, str(folder), *host_wheel.requirements()], check=True, timeout=600)
+    subprocess.run(
+        [sys.executable, *words, str(folder), *host_wheel.requirements(), OLDER_PYTHON], check=True, timeout=600
+    )
     return folder

