@@ -96,6 +96,7 @@ def test_an_engine_is_installed_tested_and_registered_last(installer: Installer,
     assert time.monotonic() - began < installing / 4
 
 
+@pytest.mark.long
 def test_a_missing_torch_is_looked_for_on_the_index_for_cpus(
     installer: Installer, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_half_installation_is_wiped_and_redone_and_a_cancelled_one_leaves_noth
     assert not directory.exists()
 
 
+@pytest.mark.long
 def test_a_replacement_that_fails_leaves_the_working_engine_and_one_that_works_takes_over(
     installer: Installer, wheels: Path
 ) -> None:
@@ -176,6 +178,7 @@ def test_a_replacement_that_fails_leaves_the_working_engine_and_one_that_works_t
     assert Path(engine.directory).exists()
 
 
+@pytest.mark.long
 def test_a_pin_that_no_index_has_is_named_and_met_nearly_when_that_is_allowed(
     installer: Installer, wheels: Path
 ) -> None:
@@ -195,6 +198,7 @@ def test_a_pin_that_no_index_has_is_named_and_met_nearly_when_that_is_allowed(
     assert engine.details["torch"] == "2.13.0"
 
 
+@pytest.mark.long
 def test_wheels_come_from_a_trusted_directory_and_constraints_hold(
     installer: Installer, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

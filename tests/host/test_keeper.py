@@ -119,6 +119,7 @@ def test_an_upgrade_switches_the_agent_and_touches_no_engine(kept: Kept, console
     assert not console.bodies("attempt.ended")
 
 
+@pytest.mark.long
 def test_a_version_that_ends_at_once_is_not_kept_and_its_last_words_are_told(kept: Kept, console: Console) -> None:
     make_version(kept.home, broken="raise ImportError('no such library here')\n")
     kept.start()

@@ -146,6 +146,7 @@ def test_sigterm_stops_all_of_it_in_order_and_says_so(up: Up) -> None:
     assert "and is killed" not in up.log()
 
 
+@pytest.mark.long
 def test_a_port_that_is_taken_is_named_with_its_holder_and_the_next_one_is_used(up: Up) -> None:
     with socket.socket() as thief:
         thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
