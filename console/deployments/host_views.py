@@ -38,13 +38,20 @@ def host_drain(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _consequences(host: Host) -> list[str]:
-    names = [deployment.name for deployment in draining.on_host(host)]
-    if not names:
+    found = []
+    there = draining.on_host(host)
+    elsewhere = [one.name for one in there if draining.is_elsewhere(one, host)]
+    names = [one.name for one in there if one.name not in elsewhere]
+    if not there:
         found = [_("Nothing runs there now.")]
-    else:
+    if elsewhere:
+        text = ngettext("%(names)s loses its instances there and goes on serving on other hosts.",
+                        "%(names)s lose their instances there and go on serving on other hosts.", len(elsewhere))  # fmt: skip
+        found.append(text % {"names": ", ".join(elsewhere)})
+    if names:
         text = ngettext("%(names)s is stopped.", "%(names)s are stopped.", len(names)) % {"names": ", ".join(names)}
         grace = _("Requests in flight have up to %(seconds)d s to end; new ones are refused meanwhile.")
-        found = [text, grace % {"seconds": GRACE_SECONDS}]
+        found += [text, grace % {"seconds": GRACE_SECONDS}]
     if not host.is_online:
         found.append(_("The host is silent: it stops them when it is back."))
     return [*found, _("It takes no new work until someone resumes it. Engines and models stay on its disk.")]

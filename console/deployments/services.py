@@ -357,6 +357,27 @@ def stop(deployment: Deployment, *, actor: User | None, reason: str) -> Job:
     return job
 
 
+def stop_some(deployment: Deployment, instances: Sequence[Instance], *, actor: User | None, reason: str) -> Job:
+    """Stop some of a deployment's instances; the others go on serving, and it stands as degraded meanwhile."""
+    with transaction.atomic():
+        _refuse_while_busy(deployment)
+        names = ", ".join(map(str, instances))
+        access.record(
+            actor=actor, action="deployment.stop_some", target=names[:200], target_url=_url(deployment), reason=reason
+        )
+        for instance in instances:
+            halt(instance)
+        return jobs.create(
+            kind="stop",
+            title=_("Stop %(names)s") % {"names": names},
+            host=instances[0].host,
+            steps=[stop_step(one) for one in instances],
+            actor=actor,
+            subject=("deployment", deployment.pk),
+            reason=reason,
+        )
+
+
 def stop_step(instance: Instance) -> PlannedStep:
     """The step that waits until an instance's last process has ended and its memory is back."""
     payload = StopPayload(instance=instance.uuid, grace_seconds=GRACE_SECONDS).model_dump(mode="json")

@@ -198,7 +198,7 @@ def _of_host(user: User, host: Host, alerts: Iterable[Alert]) -> Problem:
         if host.state != "draining":
             acts.append(Act(_("Drain"), "progress-down", reverse("host_drain", args=[host.pk]), "d", danger=True))
         if host.state != "accepting":
-            acts.append(Act(_("Bring back"), "player-play", reverse("host_resume", args=[host.pk]), "r"))
+            acts.append(Act(_("Bring back"), "player-play", reverse("oncall_bring_back", args=[host.pk]), "r"))
         acts.append(Act(_("Silence"), "bell-off", f"{reverse('oncall_silence')}?host={host.pk}", "m"))
     return Problem(
         ident=f"host-{host.pk}",

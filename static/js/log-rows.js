@@ -14,7 +14,17 @@ export class LogRows {
 
   end() { this.stop.abort(); this.sized.disconnect(); cancelAnimationFrame(this.frame); }
 
-  setCount(count) { this.count = count; this.refresh(); }
+  setCount(count) {
+    const { first } = this;
+    const grown = count > this.count;
+    this.count = count;
+    this.refresh();
+    if (this.follows || !grown || first === undefined) return;
+    // The bar has a limited length: in a long list each row that comes shortens what stands for one. What is read stays in sight.
+    this.resize();
+    const top = (first / Math.max(1, count - this.fit)) * this.maximum;
+    if (Math.abs(top - this.box.scrollTop) > this.rowPx / 4) this.place(top);
+  }
 
   // All rows are drawn anew: they look different now, or others are meant.
   reset() { this.drawn.clear(); this.body.replaceChildren(); this.measured = false; this.refresh(); }
@@ -93,6 +103,7 @@ export class LogRows {
   renderFrom(view) {
     const beyond = this.maximum ? (this.box.scrollTop / this.maximum) * Math.max(0, this.count - this.fit) : 0;
     const first = Math.min(this.count - 1, Math.floor(beyond));
+    this.first = beyond;
     this.sync(Math.max(0, first - BESIDE), Math.min(this.count, first + Math.ceil(view / 16) + BESIDE));
     const element = this.drawn.get(first);
     this.move(this.box.scrollTop - (element.offsetTop + (beyond - first) * element.offsetHeight));
@@ -100,6 +111,7 @@ export class LogRows {
 
   renderEnd(view) {
     const from = Math.max(0, this.count - Math.ceil(view / 16) - BESIDE);
+    this.first = Math.max(0, this.count - this.fit);
     this.sync(from, this.count);
     const height = this.body.offsetHeight;
     this.move(height < view && from === 0 ? 0 : this.height > height ? this.height - height : Math.min(0, view - height) + this.box.scrollTop);

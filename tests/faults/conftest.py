@@ -146,6 +146,7 @@ class Scene:
 
     def assert_noticed(self, since: float, attempt: int, *, seconds: float = NOTICE_SECONDS) -> None:
         took = self.bad_news(attempt)["at"] - since
+        print(f"noticed after {took:.2f} s")
         # A second of patience with a machine that runs other tests beside this one.
         assert took < seconds + 1.0, f"told after {took:.1f} s"
 
