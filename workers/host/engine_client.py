@@ -119,6 +119,9 @@ class EngineClient:
                     if not line.startswith("data:") or line.endswith("[DONE]"):
                         continue
                     event = json.loads(line.removeprefix("data:"))
+                    # The status was sent before anything went wrong: what did is an event of its own.
+                    if isinstance(event.get("error"), dict):
+                        raise EngineError(f"the engine broke off its answer: {event['error'].get('message')}")
                     tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
                     for choice in event.get("choices") or []:
                         answer, reasoning = _piece_of(choice)
