@@ -18,7 +18,7 @@ import structlog
 from django.db import transaction
 from django.db.models import F, Max
 
-from console.gateway.haproxy.description import BURST_SECONDS
+from console.gateway.haproxy.description import BURST_SECONDS, CANARY
 from console.gateway.models import GatewayRequest, Key, LogCursor, Route, Target, UsageDay
 
 log = structlog.get_logger(__name__)
@@ -119,7 +119,11 @@ class Reader:
         return row
 
     def _request(self, fields: Mapping[str, str]) -> GatewayRequest:
-        key, route, target = _number(fields["key"]), _number(fields["route"]), _number(fields["backend"], "b")
+        key, route, target = (
+            _number(fields["key"]),
+            _number(fields["route"]),
+            _number(fields["backend"].removesuffix(CANARY), "b"),
+        )
         if route not in self._names.routes or key not in self._names.teams or target not in self._names.targets:
             self._names.refreshed()
         return GatewayRequest(

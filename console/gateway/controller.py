@@ -5,8 +5,10 @@ It is not in the path of requests: while it is away, HAProxy serves on with what
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from threading import Thread
+from typing import Any, Protocol
 
 import structlog
 from django.db import close_old_connections
@@ -31,6 +33,8 @@ RELOAD_PAUSE_SECONDS = 6.0
 """HAProxy hands its counters on only once it has settled, five seconds after its start: reloads are that far apart."""
 STATUS_KEY = "console:gateway:status"
 STATUS_SECONDS = 15
+COMPANION_SECONDS = 5.0
+"""How long the end waits for a companion's: what it holds lies in the database."""
 
 
 @dataclass
@@ -59,6 +63,23 @@ def status() -> Status | None:
     return Status(**json.loads(text)) if text else None
 
 
+class Companion(Protocol):
+    """Work of an app above that lives in the controller's process, in a thread of its own."""
+
+    stopping: bool
+
+    def run(self) -> None:
+        """Work until `stopping`."""
+
+
+_companions: list[Callable[[], Companion]] = []
+
+
+def accompany(make: Callable[[], Companion]) -> None:
+    """Register a companion. Called once, from an app's `ready`."""
+    _companions.append(make)
+
+
 class Controller:
     """One run."""
 
@@ -74,7 +95,20 @@ class Controller:
         self._bell: Any = None
 
     def run(self) -> None:
-        """Work until `stopping`. What is away is waited for."""
+        """Work until `stopping`, and so do the companions. What is away is waited for."""
+        beside = [make() for make in _companions]
+        threads = [Thread(target=one.run, name=type(one).__name__, daemon=True) for one in beside]
+        for thread in threads:
+            thread.start()
+        try:
+            self._work()
+        finally:
+            for one in beside:
+                one.stopping = True
+            for thread in threads:
+                thread.join(COMPANION_SECONDS)
+
+    def _work(self) -> None:
         while not self.stopping:
             try:
                 close_old_connections()
@@ -120,8 +154,15 @@ class Controller:
         self._status.up, self._status.version = True, info.get("Version", "")
         self._status.requests_in_flight = int(info.get("CurrConns", 0))
         self._status.routes, self._status.keys = len(wanted.routes), len(wanted.keys)
+        busy = self._applier.api.in_flight()
         self._status.servers = [
-            {"backend": one.backend, "instance": one.name, "up": one.is_up, "draining": one.draining}
+            {
+                "backend": one.backend,
+                "instance": one.name,
+                "up": one.is_up,
+                "draining": one.draining,
+                "in_flight": busy.get((one.backend, one.name), 0),
+            }
             for one in self._applier.api.servers().values()
         ]
 

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from console.access.models import Owned, Team, User
 from console.common.states import LOOKS, Look
-from console.deployments.models import Deployment
+from console.deployments.models import Deployment, Spec
 
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,126}[A-Za-z0-9]$|^[A-Za-z0-9]$"
 MODEL_NAME = RegexValidator(
@@ -107,6 +107,23 @@ class Target(models.Model):
 
     def __str__(self) -> str:
         return f"{self.route} → {self.deployment}"
+
+
+class Canary(models.Model):
+    """A target's part that goes to instances of another spec of the same deployment, while that is rolled out.
+
+    Instances of that spec get nothing by the target itself. Whoever rolls out makes it, moves its share and removes it.
+    """
+
+    target = models.OneToOneField(Target, on_delete=models.CASCADE, related_name="canary")
+    spec = models.ForeignKey(Spec, on_delete=models.CASCADE, related_name="canaries")
+    share = models.PositiveSmallIntegerField(default=0, validators=[MaxValueValidator(100)])
+    """Per cent of the target's requests."""
+    version = models.CharField(max_length=40, blank=True, validators=[VERSION_NAME])
+    """Requests with this X-Model-Version come here, whatever the share."""
+
+    def __str__(self) -> str:
+        return f"{self.target}: {self.share} % to {self.spec}"
 
 
 class TeamLimits(Limited):

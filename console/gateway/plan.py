@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 
@@ -56,15 +57,16 @@ def _routes() -> Iterable[description.Route]:
     routes = list(
         models.Route.objects.filter(enabled=True)
         .order_by("pk")
-        .prefetch_related("aliases", "targets__deployment", "fallback_for__aliases")
+        .prefetch_related("aliases", "targets__deployment", "targets__canary", "fallback_for__aliases")
     )
     servers = _servers({target.deployment_id for route in routes for target in route.targets.all()})
+    new = dict(models.Canary.objects.values_list("target__deployment", "spec"))
     for route in routes:
         asked_as = frozenset(route.names).union(*(other.names for other in route.fallback_for.all()))
         yield description.Route(
             number=route.pk,
             names=tuple(route.names),
-            targets=tuple(_target(route, target, servers, asked_as) for target in route.targets.all()),
+            targets=tuple(_targets(route, servers, asked_as, new)),
             created=int(route.created_at.timestamp()),
             context_tokens=route.context_tokens or 0,
             output_cap=route.output_cap or 0,
@@ -79,24 +81,47 @@ def _routes() -> Iterable[description.Route]:
         )
 
 
-def _target(
-    route: models.Route,
-    target: models.Target,
-    servers: dict[int, list[tuple[Server, frozenset[str]]]],
-    asked_as: frozenset[str],
-) -> description.Target:
-    # An engine that does not know a name would refuse it: such an instance waits for its restart.
-    fitting = tuple(server for server, known in servers.get(target.deployment_id, []) if asked_as <= known)
-    return description.Target(
-        number=target.pk,
-        deployment=target.deployment.name,
-        engine_key=_engine_key(target),
-        weight=target.weight,
-        servers=fitting,
-        version=target.version,
-        is_long_lane=target.is_long_lane,
-        in_flight_each=route.in_flight_each,
-    )
+@dataclass(frozen=True)
+class _Found:
+    """An instance that may take part: its server, the names that it knows, and its spec."""
+
+    server: Server
+    known: frozenset[str]
+    spec: int
+
+
+def _targets(
+    route: models.Route, servers: dict[int, list[_Found]], asked_as: frozenset[str], new: dict[int, int]
+) -> Iterable[description.Target]:
+    """A route's targets; one whose deployment gets another spec stands for two. `new`: that spec by deployment."""
+    targets = list(route.targets.all())
+    # Shares are per cent of a weight: all weights grow, so that they stay whole numbers.
+    scale = 100 if any(hasattr(target, "canary") for target in targets) else 1
+    for target in targets:
+        spec = new.get(target.deployment_id)
+        canary = getattr(target, "canary", None)
+        share = canary.share if canary else 0
+        # An engine that does not know a name would refuse it: such an instance waits for its restart.
+        fitting = [one for one in servers.get(target.deployment_id, []) if asked_as <= one.known]
+        whole = description.Target(
+            number=target.pk,
+            deployment=target.deployment.name,
+            engine_key=_engine_key(target),
+            weight=target.weight * scale * (100 - share) // 100,
+            servers=tuple(one.server for one in fitting if one.spec != spec),
+            version=target.version,
+            is_long_lane=target.is_long_lane,
+            in_flight_each=route.in_flight_each,
+        )
+        yield whole
+        if canary and not target.is_long_lane:
+            yield replace(
+                whole,
+                weight=target.weight * scale * share // 100,
+                servers=tuple(one.server for one in fitting if one.spec == spec),
+                version=canary.version,
+                is_canary=True,
+            )
 
 
 def _engine_key(target: models.Target) -> str:
@@ -106,8 +131,8 @@ def _engine_key(target: models.Target) -> str:
         return "unreadable"
 
 
-def _servers(deployments: set[int]) -> dict[int, list[tuple[Server, frozenset[str]]]]:
-    """Instances that are ready (or drain), by deployment, each with the names that it knows."""
+def _servers(deployments: set[int]) -> dict[int, list[_Found]]:
+    """Instances that are ready (or drain), by deployment."""
     instances = list(
         Instance.objects.filter(deployment__in=deployments, state__in=("ready", "draining"))
         .exclude(port=None)
@@ -115,7 +140,7 @@ def _servers(deployments: set[int]) -> dict[int, list[tuple[Server, frozenset[st
         .order_by("pk")
     )
     known = names.known_to(instances)
-    found: dict[int, list[tuple[Server, frozenset[str]]]] = defaultdict(list)
+    found: dict[int, list[_Found]] = defaultdict(list)
     for instance in instances:
         server = Server(
             instance=instance.pk,
@@ -123,7 +148,7 @@ def _servers(deployments: set[int]) -> dict[int, list[tuple[Server, frozenset[st
             port=instance.port or 0,
             draining=instance.state == "draining" or not instance.run,
         )
-        found[instance.deployment_id].append((server, known.get(instance.pk, frozenset())))
+        found[instance.deployment_id].append(_Found(server, known.get(instance.pk, frozenset()), instance.spec_id))
     return found
 
 

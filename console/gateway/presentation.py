@@ -16,6 +16,7 @@ from console.deployments.models import Instance
 from console.deployments.services import Endpoint
 from console.gateway import names
 from console.gateway.controller import Status
+from console.gateway.haproxy.description import CANARY
 from console.gateway.models import Key, Limited, Route, Target
 
 RouteRows = QuerySet[Route]
@@ -70,7 +71,10 @@ def shown(route: Route, status: Status | None) -> ShownRoute:
             target=target,
             share=0.0 if target.is_long_lane else 100 * target.weight / total,
             ready=len(ready[target.pk]),
-            in_rotation=sum((f"b{target.pk}", f"i{instance.pk}") in up for instance in ready[target.pk]),
+            in_rotation=sum(
+                not up.isdisjoint({(f"b{target.pk}", f"i{one.pk}"), (f"b{target.pk}{CANARY}", f"i{one.pk}")})
+                for one in ready[target.pk]
+            ),
             waiting_for_restart=sum(
                 not asked_as <= known.get(instance.pk, frozenset()) for instance in ready[target.pk]
             ),

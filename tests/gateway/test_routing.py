@@ -238,3 +238,21 @@ def test_the_same_description_gives_the_same_text(engine: Engine) -> None:
     moved = replace(one, routes=(route_of(replace(target_of(engine), servers=())),))
     assert config.skeleton(one) == config.skeleton(moved)
     assert config.render(one) != config.render(moved)
+
+
+def test_a_spec_that_is_rolled_out_gets_its_share_and_those_who_ask_for_it(
+    haproxy: Running, engine: Engine, second: Engine
+) -> None:
+    old = target_of(engine, weight=9900)
+    new = replace(
+        target_of(second, number=1, servers=(server_of(second, 2),)), is_canary=True, weight=0, version="next"
+    )
+    haproxy.start(routes=(route_of(old, new),), keys=(key_of("secret"),))
+    asked = [haproxy.ask().json()["choices"][0]["message"]["content"] for _number in range(20)]
+    assert set(asked) == {"hello from engine"}
+    pinned = haproxy.ask(headers={"X-Model-Version": "next", "X-Request-Id": "pinned"})
+    assert "second" in pinned.text
+    assert haproxy.line("pinned")["backend"] == "b1n"
+    outcome = haproxy.change(routes=(route_of(replace(old, weight=0), replace(new, weight=10_000)),))
+    assert outcome.way == "runtime"
+    assert "second" in haproxy.ask().text

@@ -24,6 +24,10 @@ class Limits:
         return self.tokens_per_minute * BURST_SECONDS // 60
 
 
+CANARY = "n"
+"""Ends the names of backends that stand for a spec that is being rolled out."""
+
+
 @dataclass(frozen=True)
 class Server:
     """One instance that may get traffic."""
@@ -59,10 +63,13 @@ class Target:
     in_flight_each: int = 256
     """Requests that one instance works on at a time; more wait in the gateway."""
 
+    is_canary: bool = False
+    """The part of a target that goes to a spec that is being rolled out."""
+
     @property
     def backend(self) -> str:
         """Its name in HAProxy."""
-        return f"b{self.number}"
+        return f"b{self.number}{CANARY if self.is_canary else ''}"
 
 
 @dataclass(frozen=True)

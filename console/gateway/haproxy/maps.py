@@ -53,6 +53,10 @@ def slots(route: Route) -> list[str]:
     by_rest = sorted(exact, key=lambda pair: int(pair[0]) - pair[0])
     for _share, target in by_rest[: SLOTS - sum(counts.values())]:
         counts[target.backend] += 1
+    # Whoever has a weight gets requests: the smallest share of several deployments is still one of a hundred.
+    for name in [name for name, count in counts.items() if not count]:
+        counts[max(counts, key=lambda other: counts[other])] -= 1
+        counts[name] = 1
     return [name for name, count in counts.items() for _slot in range(count)]
 
 

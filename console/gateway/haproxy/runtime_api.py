@@ -95,6 +95,13 @@ class RuntimeApi:
             found[one.backend, one.name] = one
         return found
 
+    def in_flight(self) -> dict[tuple[str, str], int]:
+        """Requests that each server works on now, by backend and name."""
+        lines = self.ask("show stat -1 4 -1").splitlines()
+        columns = lines[0].removeprefix("# ").split(",") if lines else []
+        rows = (dict(zip(columns, line.split(","), strict=False)) for line in lines[1:] if line.strip())
+        return {(row["pxname"], row["svname"]): int(row["scur"] or 0) for row in rows if "scur" in row}
+
     def add(self, backend: str, server: Server, in_flight: int) -> str:
         """Add a server and let it take part; returns what is wrong, empty if nothing."""
         name = f"{backend}/{server.name}"
