@@ -125,7 +125,7 @@ def gather(instance: Instance) -> Facts:
         name=str(instance),
         state=instance.state,
         is_unknown=instance.is_unknown,
-        end=_end(ended) if ended else None,
+        end=_end(ended, instance.failure or {}) if ended else None,
         ends_today=_ends_today(attempts),
         arguments=claims.arguments_of(instance),
         now=current.of_instances([instance.uuid]).get(instance.uuid),
@@ -159,8 +159,10 @@ def _known(instance: Instance) -> frozenset[str]:
     return frozenset(str(one) for one in rows)
 
 
-def _end(attempt: Attempt) -> End:
-    said = attempt.diagnosis if attempt.diagnosis.get("code") != "healthy" else {}
+def _end(attempt: Attempt, failure: Mapping[str, Any]) -> End:
+    """How it ended; what the agent says of the instance counts where the log names no cause."""
+    named = attempt.diagnosis.get("code") not in (None, "healthy", "unknown")
+    said = attempt.diagnosis if named else failure or attempt.diagnosis
     ended_at = attempt.ended_at or timezone.now()
     ran = (ended_at - attempt.started_at).total_seconds() if attempt.started_at else None
     ready = StateChange.objects.filter(

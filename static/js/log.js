@@ -143,7 +143,7 @@ class LogView extends HTMLElement {
     const number = (value) => value.toLocaleString(document.documentElement.lang);
     const { gaps = 0 } = this.summary;
     const shown = this.shown ? `${number(this.shown.numbers.length)} / ${number(this.total)}` : number(this.total);
-    this.parts.total.textContent = `${shown} ${this.dataset.wordLines}${gaps ? ` · ${number(gaps)} ${this.dataset.wordGaps}` : ""}`;
+    this.parts.total.textContent = `${shown} ${this.dataset.wordLines}${gaps ? ` · ${this.dataset.wordGaps}: ${number(gaps)}` : ""}`;
     this.tellCount();
   }
 
