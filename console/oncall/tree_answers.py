@@ -174,7 +174,7 @@ def cache_is_full(facts: Facts) -> Found:
 def driver_reports_errors(facts: Facts) -> Found:
     """Did the driver report an error of the device?"""
     if facts.live is None:
-        return not_known(_("The host is silent."))
+        return not_known(_("The host tells nothing of its devices now."))
     text = ngettext("%(count)d Xid error stands in the kernel's log.", "%(count)d Xid errors stand in the kernel's log.",
                     facts.xids) % {"count": facts.xids}  # fmt: skip
     return yes_if(

@@ -214,7 +214,9 @@ def _between_gpus(facts: Facts) -> Found:
     raw = facts.option("--tensor-parallel-size") or facts.option("-tp") or "1"
     lines = facts.lines.get("nccl", 0)
     code = facts.end.code if facts.end else ""
-    fact = _("It runs on %(count)s GPUs; %(lines)d lines of its log name NCCL.") % {"count": raw, "lines": lines}
+    fact = _("--tensor-parallel-size is %(count)s; lines of its log that name NCCL: %(lines)d.") % {
+        "count": raw, "lines": lines,
+    }  # fmt: skip
     is_it = raw.isdigit() and int(raw) > 1 and (code.startswith("nccl.") or lines > 0)
     return yes_if(
         is_it, fact, acts=("change", "log"),
@@ -333,7 +335,7 @@ def _custom_all_reduce(facts: Facts) -> Found:
     raw = facts.option("--tensor-parallel-size") or facts.option("-tp") or "1"
     several = raw.isdigit() and int(raw) > 1
     is_off = facts.option("--disable-custom-all-reduce") is not None
-    fact = _("It runs on %(count)s GPUs, custom all-reduce is %(state)s.") % {
+    fact = _("--tensor-parallel-size is %(count)s, custom all-reduce is %(state)s.") % {
         "count": raw, "state": _("off") if is_off else _("on"),
     }  # fmt: skip
     return yes_if(
