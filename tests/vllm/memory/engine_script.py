@@ -31,10 +31,12 @@ def launch(model: str, keywords: dict) -> dict:
 
 
 def main() -> None:
+    from vllm import logger
     from vllm.distributed import cleanup_dist_env_and_memory
 
     for each in json.loads(Path(sys.argv[1]).read_text()):
         print("BEGIN", each["case"], flush=True)
+        logger._print_info_once.cache_clear()  # a pool as large as the one before would go unlogged
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if each["keywords"].get("tensor_parallel_size") == 2 else "auto"
         try:
             print("RESULT", json.dumps(launch(each["model"], each["keywords"])), flush=True)
