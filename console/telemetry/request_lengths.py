@@ -67,5 +67,5 @@ def _bound(histogram: Histogram) -> float | None:
 
 def _rounded_up(tokens: float) -> int:
     """To two digits, as people speak of it: 5,873 is 5,900."""
-    grain = 10 ** max(0, math.floor(math.log10(max(tokens, 1))) - 1)
+    grain = int(10 ** max(0, math.floor(math.log10(max(tokens, 1))) - 1))
     return math.ceil(tokens / grain) * grain
