@@ -17,6 +17,8 @@ from console.fleet.usage import Usage, usage_of
 HELD_STATES = ("damaged", "incomplete")
 """States in which nothing can be launched from a copy until it is repaired."""
 _FETCHING = ("serve_copy", "download", "verify")
+_FETCHED = "/models--"
+"""Part of the path of files that were fetched: they lie in a hub cache."""
 _LIVE_STEPS = ("queued", "running", "cancelling", "interrupted")
 _SEVERITIES: dict[str, tuple[str | Promise, str, str]] = {
     "error": (gettext_lazy("Errors"), "alert-circle", "red"),
@@ -63,6 +65,8 @@ class ShownCopy:
     copy: Copy
     usage: Usage
     job: RunningJob | None = None
+    elsewhere: bool = False
+    """True if another host has the same revision, verified."""
     groups: list[FindingGroup] = field(default_factory=list)
     failure: Mapping[str, Any] | None = None
 
@@ -117,10 +121,11 @@ class ShownCopy:
 
     @property
     def can_repair(self) -> bool:
-        """True if the files have a source, and something is wrong with them."""
+        """True if the files have a source, or came from a host that still has them, and something is wrong with them."""
         revision = self.copy.revision
         broken = self.copy.state in ("damaged", "incomplete", "unverified")
-        return broken and revision.is_pinned and revision.model.origin_id is not None
+        has_source = revision.is_pinned and revision.model.origin_id is not None
+        return broken and (has_source or (self.elsewhere and _FETCHED in self.copy.path))
 
     @property
     def can_share(self) -> bool:
@@ -148,18 +153,30 @@ class ShownCopy:
 
 
 def shown_copies(copies: Iterable[Copy]) -> list[ShownCopy]:
-    """Copies as pages show them, in two queries however many there are."""
+    """Copies as pages show them, in a number of queries that doesn't grow with them."""
     rows = list(copies)
     usages = usage_of(rows)
     jobs = _running(rows)
-    return [_shown(copy, usages[copy.pk], jobs.get(copy.pk)) for copy in rows]
+    sound = Copy.objects.filter(state="verified", revision__in={copy.revision_id for copy in rows})
+    hosts: dict[int, set[int]] = {}
+    for revision, host in sound.values_list("revision_id", "host_id"):
+        hosts.setdefault(revision, set()).add(host)
+    return [
+        _shown(
+            copy,
+            usages[copy.pk],
+            jobs.get(copy.pk),
+            elsewhere=bool(hosts.get(copy.revision_id, set()) - {copy.host_id}),
+        )
+        for copy in rows
+    ]
 
 
-def _shown(copy: Copy, usage: Usage, job: RunningJob | None) -> ShownCopy:
+def _shown(copy: Copy, usage: Usage, job: RunningJob | None, *, elsewhere: bool) -> ShownCopy:
     found = copy.verification if isinstance(copy.verification, Mapping) else {}
     failure = found.get("failure")
     entries = found.get("findings") or (failure or {}).get("evidence") or []
-    return ShownCopy(copy, usage, job, _groups(entries), failure)
+    return ShownCopy(copy, usage, job, elsewhere, _groups(entries), failure)
 
 
 def _groups(entries: Sequence[Any]) -> list[FindingGroup]:

@@ -186,25 +186,32 @@ def _refuse_adopted(host: Host, revision: Revision) -> None:
 
 
 def repair(copy: Copy, *, actor: User, reason: str = "") -> Job:
-    """Fetch the bad files of a copy again, and verify it; files that are sound stay as they are."""
+    """Fetch the bad files of a copy from its source again, and verify it; files that are sound stay as they are."""
     refuse_busy(copy)
     if not copy.revision.is_pinned or copy.revision.model.origin is None:
         raise Refused(
             _("Nobody knows where this copy came from, so its files can't be fetched again. Put them right by hand.")
         )
+    with transaction.atomic():
+        bad = begin_repair(copy, actor=actor, reason=reason)
+        title = _("Repair %(model)s on %(host)s")
+        return _fetch(copy, kind="repair", title=title, actor=actor, payload=download_payload(copy, repair=bad))
+
+
+def begin_repair(copy: Copy, *, actor: User, reason: str) -> list[str]:
+    """Mark a copy as being repaired; returns the files to fetch again. Refused while something serves from it."""
+    refuse_busy(copy)
     usage = usage_of([copy])[copy.pk]
     if usage.live:
         raise Refused(_("In use by %(names)s. Stop them first.") % {"names": usage.live_names})
     bad = bad_files(copy) or list(copy.selection) or [file.path for file in copy.revision.files.all()]
-    with transaction.atomic():
-        move(copy, to="downloading", reason=_("repair"), actor=actor)
-        access.record(
-            actor=actor, action="copy.repair", target=str(copy), target_url=f"/copies/{copy.pk}/", reason=reason,
-            files=len(bad),
-        )  # fmt: skip
-        live.changed("model", copy.revision.model_id)
-        title = _("Repair %(model)s on %(host)s")
-        return _fetch(copy, kind="repair", title=title, actor=actor, payload=download_payload(copy, repair=bad))
+    move(copy, to="downloading", reason=_("repair"), actor=actor)
+    access.record(
+        actor=actor, action="copy.repair", target=str(copy), target_url=f"/copies/{copy.pk}/", reason=reason,
+        files=len(bad),
+    )  # fmt: skip
+    live.changed("model", copy.revision.model_id)
+    return bad
 
 
 def _fetch(copy: Copy, *, kind: str, title: str, actor: User, payload: dict[str, Any], key: str | None = None) -> Job:

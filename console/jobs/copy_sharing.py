@@ -68,11 +68,13 @@ def folder_of(giver: Copy) -> str:
     return f"hub/{_repository(giver.revision)}/{_commit(giver)}"
 
 
-def fetch_steps(giver: Copy, *, rate_limit: int = 0) -> tuple[list[PlannedStep], dict[str, Any]]:
+def fetch_steps(
+    giver: Copy, *, rate_limit: int = 0, repair: Sequence[str] = ()
+) -> tuple[list[PlannedStep], dict[str, Any]]:
     """Steps with which a host fetches from `giver`'s host, and what their job's payload must say for them."""
     steps = [
         PlannedStep(StepKind.SERVE_COPY, {}, OPEN_SECONDS, host=giver.host),
-        PlannedStep(StepKind.DOWNLOAD, {"rate_limit": rate_limit}, copy_jobs.DOWNLOAD_SECONDS),
+        PlannedStep(StepKind.DOWNLOAD, {"rate_limit": rate_limit, "repair": list(repair)}, copy_jobs.DOWNLOAD_SECONDS),
     ]
     return steps, {"giver": giver.pk, "token": encrypt(secrets.token_urlsafe(32))}
 
@@ -96,6 +98,39 @@ def share(giver: Copy, *, hosts: Sequence[Host], actor: User, idempotency_key: s
     except IntegrityError:
         raise Refused(_("Someone else has just started the same copy. Look at the jobs."), field="hosts") from None
     return jobs
+
+
+def repair(copy: Copy, *, actor: User, reason: str = "") -> Job:
+    """Fetch the bad files of a copy again, and verify it: from its source, else from another host that has the same files."""
+    giver = giver_for_repair(copy)
+    if giver is None:
+        return copy_jobs.repair(copy, actor=actor, reason=reason)
+    with transaction.atomic():
+        bad = copy_jobs.begin_repair(copy, actor=actor, reason=reason)
+        steps, payload = fetch_steps(giver, repair=bad)
+        return services.create(
+            kind=KIND,
+            title=_("Repair %(model)s on %(host)s from %(giver)s")
+            % {"model": copy.revision.model, "host": copy.host, "giver": giver.host},
+            host=copy.host,
+            steps=[*steps, verify_step(copy)],
+            actor=actor,
+            subject=("copy", copy.pk),
+            reason=reason,
+            payload=payload,
+        )
+
+
+def giver_for_repair(copy: Copy) -> Copy | None:
+    """The copy that repairs one whose model has no source; None if it has one, or lies where nothing is fetched to."""
+    if copy.revision.is_pinned and copy.revision.model.origin is not None:
+        return None
+    found = (one for one in givers(copy.revision) if one.host_id != copy.host_id and one.host.is_online)
+    giver = next(found, None)
+    if giver is None:
+        return None
+    folder = f"models--{_repository(giver.revision).replace('/', '--')}/snapshots/{_commit(giver)}"
+    return giver if copy.path.endswith(folder) else None
 
 
 def _refuse_giver(giver: Copy) -> None:
@@ -198,6 +233,7 @@ class CopyHandler(copy_jobs.FetchHandler):
                 "revision": giver.revision.ref,
                 "files": files,
                 "rate_limit": step.payload.get("rate_limit", 0),
+                "repair": step.payload.get("repair", []),
                 "patience_seconds": PATIENCE_SECONDS,
                 "giver": giver.host.name,
             }

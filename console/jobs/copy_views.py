@@ -15,7 +15,7 @@ from console.common.forms import add_refusal
 from console.common.parts import confirmation
 from console.common.spans import readable_bytes
 from console.fleet.usage import usage_of
-from console.jobs import copy_jobs, host_jobs
+from console.jobs import copy_jobs, copy_sharing, host_jobs
 from console.jobs.asking import ask
 from console.jobs.copy_checks import bad_files
 from console.jobs.copy_forms import ConsentForm
@@ -38,21 +38,25 @@ def copy_verify(request: HttpRequest, pk: int) -> HttpResponse:
 def copy_repair(request: HttpRequest, pk: int) -> HttpResponse:
     """Say which files will be fetched again, then fetch them."""
     copy = _copy(request, pk, Action.OPERATE)
-    bad = bad_files(copy)
+    bad, giver = bad_files(copy), copy_sharing.giver_for_repair(copy)
+    source = giver.host if giver is not None else copy.revision.model.origin
     what = ", ".join(bad[:5]) + (_(" and %d more") % (len(bad) - 5) if len(bad) > 5 else "")
     context = {
         "title": _("Repair %(copy)s") % {"copy": copy},
         "heading": _("Repair the copy on %(host)s") % {"host": copy.host},
         "consequences": [
             _("Fetched again from %(source)s: %(files)s.")
-            % {"source": copy.revision.model.origin or "–", "files": what or _("every file that is missing or wrong")},
+            % {
+                "source": source or "–",
+                "files": what or _("every file that is missing or wrong"),
+            },
             _("Sound files stay as they are. Everything is verified afterwards."),
         ],
         "button": _("Repair"),
         "back": _page(copy),
         "back_label": str(copy.revision.model),
     }
-    return ask(request, context, lambda actor, reason: copy_jobs.repair(copy, actor=actor, reason=reason))
+    return ask(request, context, lambda actor, reason: copy_sharing.repair(copy, actor=actor, reason=reason))
 
 
 @require_http_methods(["GET", "POST"])

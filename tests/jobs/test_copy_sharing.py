@@ -292,3 +292,37 @@ def test_a_job_that_failed_for_another_reason_offers_no_other_copy(
     finish(job.steps.get(position=1), "failed", failure=Failure(code="port.in_use", message="taken"))
     client.force_login(admin)
     assert "was verified last" not in client.get(reverse("job_detail", args=[job.pk])).content.decode()
+
+
+def test_a_copy_without_a_source_is_repaired_from_the_host_that_has_it(
+    client: Client, giver: Copy, other: Fleet, admin: User
+) -> None:
+    Source.objects.all().delete()
+    giver.revision.refresh_from_db()
+    path = f"/hub/models--Qwen--Qwen3-0.6B/snapshots/{giver.revision.commit}"
+    copy = _verified(giver.revision, other.host, path)
+    found = {
+        "code": "checksum.mismatch",
+        "severity": "error",
+        "file": "config.json",
+        "message": "wrong",
+        "fix": "Fetch.",
+    }
+    copy_checks.store_damage(copy, {"code": "checksum.mismatch", "message": "wrong", "evidence": [found]})
+    client.force_login(admin)
+    assert reverse("copy_repair", args=[copy.pk]) in client.get(reverse("copy_detail", args=[copy.pk])).content.decode()
+    assert giver.host.name in client.get(reverse("copy_repair", args=[copy.pk])).content.decode()
+    answer = client.post(reverse("copy_repair", args=[copy.pk]), {"reason": "it is damaged"})
+    assert answer.status_code == 302
+    job = Job.objects.get()
+    assert next((step.kind, step.host) for step in steps_of(job)) == ("serve_copy", giver.host)
+    opened(job)
+    assert handler_of(job).payload(steps_of(job)[1])["repair"] == ["config.json"]
+
+
+def test_a_directory_of_a_persons_own_is_not_repaired_by_copying(giver: Copy, other: Fleet, admin: User) -> None:
+    Source.objects.all().delete()
+    copy = _verified(giver.revision, other.host, "/models/own")
+    copy_checks.store_damage(copy, {"code": "checksum.mismatch", "message": "wrong", "evidence": []})
+    with pytest.raises(Refused, match="by hand"):
+        copy_sharing.repair(Copy.objects.get(pk=copy.pk), actor=admin)
