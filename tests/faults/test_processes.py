@@ -45,7 +45,7 @@ def test_kill_9_of_a_worker(scene: Scene) -> None:
     _death_of(scene, "Worker")
 
 
-def _stop_of(scene: Scene, pid: int, words: str) -> None:
+def _stop_of(scene: Scene, pid: int, *words: str) -> None:
     attempt, family = scene.state.attempt, scene.family()
     since = scene.hit(pid, signal.SIGSTOP)
     ended = scene.ended(attempt)
@@ -53,14 +53,15 @@ def _stop_of(scene: Scene, pid: int, words: str) -> None:
     assert ended["ended_at"] - since > hang
     scene.assert_noticed(since, attempt, seconds=hang + 8)
     assert ended["diagnosis"]["code"] == "engine.hung"
-    assert words in ended["diagnosis"]["message"]
+    assert any(one in ended["diagnosis"]["message"] for one in words)
     assert f"(pid {pid}) is stopped by a signal" in ended["diagnosis"]["message"]
     scene.assert_recovered(attempt)
     assert not any(scene.alive(one) for one in family)
 
 
 def test_stop_of_the_api_server(scene: Scene) -> None:
-    _stop_of(scene, scene.api_server(), "has not answered /health")
+    # A token that was being asked for may be missed a moment before /health is.
+    _stop_of(scene, scene.api_server(), "has not answered /health", "has not given one token")
 
 
 def test_stop_of_the_engine_core(scene: Scene) -> None:

@@ -95,7 +95,10 @@ class Liveness:
             stuck = self._progress.take(sampled.sample)
             if stuck > patience:
                 return f"no token and no other progress for {stuck:.0f} s, while {describe_load(sampled.sample)}"
-        return self._lost_member(now) or self._why_probe_fails(sampled, now, patience)
+        if lost := self._lost_member(now):
+            return lost
+        # While /health fails too, that is the plainer reason; it counts as soon as it has lasted long enough.
+        return "" if since is not None else self._why_probe_fails(sampled, now, patience)
 
     # -- processes --------------------------------------------------------------------------------------------------
 
