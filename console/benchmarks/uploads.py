@@ -57,11 +57,11 @@ def read(data: bytes) -> Read:
     return Read(form, _sampled(rows), len(rows))
 
 
-def store(upload: UploadedFile, *, actor: User) -> Dataset:
+def store(upload: "UploadedFile[Any]", *, actor: User) -> Dataset:
     """Keep an upload. The same file again is the same dataset."""
     data = upload.read()
     sha256 = hashlib.sha256(data).hexdigest()
-    if known := Dataset.objects.filter(team_id=actor.team_id, sha256=sha256).first():
+    if known := Dataset.objects.filter(team=actor.team, sha256=sha256).first():
         return known
     found = read(data)
     name = (upload.name or "").rpartition("/")[2][:100] or _("upload")

@@ -17,7 +17,7 @@ from console.access import policies, share_links
 from console.access import services as access
 from console.access.models import User
 from console.access.policies import Action
-from console.benchmarks import charts, comparison, exports, presentation, services
+from console.benchmarks import charts, comparison, exports, presentation, services, subjects
 from console.benchmarks.curves import points
 from console.benchmarks.filters import BenchmarkFilter
 from console.benchmarks.forms import BenchmarkForm, DescribeForm, initial_of
@@ -192,7 +192,7 @@ def compared(chosen: list[Benchmark]) -> dict[str, Any]:
         "pairs": [
             (charts.load_name(pair.by, pair.load), [pair.differences.get(measure.key) for measure in shown]) for pair in pairs
         ],
-        "asked_the_same": len({services.subjects.digest([one.workload, one.targets]) for one in chosen}) <= 1,
+        "asked_the_same": len({subjects.digest([one.workload, one.targets]) for one in chosen}) <= 1,
         "labels": list(dict.fromkeys(label for one in chosen for label, _value in presentation.facts(one))),
         "not_whole": [one for one in chosen if not one.is_whole],
     }  # fmt: skip
