@@ -34,7 +34,8 @@ def throughput_over_latency(curves: Mapping[str, Sequence[Point]], *, share: str
             {
                 "type": "scatter", "mode": "lines+markers+text", "name": name,
                 "x": [round(x, 1) for x, _y, _point in told], "y": [round(y, 2) for _x, y, _point in told],
-                "text": [load_name(point.by, point.load) for _x, _y, point in told], "textposition": "top center",
+                "text": [load_name(point.by, point.load) for _x, _y, point in told],
+                "textposition": "top center", "cliponaxis": False,
                 "error_y": _spread([point for _x, _y, point in told], "output_tokens_per_second"),
                 "marker": {"color": colour, "size": 8}, "line": {"color": colour, "width": 2},
                 "hovertemplate": _("%{text}: %{y:.1f} tokens/s, first token %{x:.0f} ms<extra></extra>"),

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from console.benchmarks import views
+from console.benchmarks import gate_views, views
 
 urlpatterns = [
     path("benchmarks/", views.benchmark_list, name="benchmark_list"),
@@ -14,5 +14,8 @@ urlpatterns = [
     path("benchmarks/<int:pk>/share/", views.benchmark_share, name="benchmark_share"),
     path("benchmarks/<int:pk>/export.<str:kind>", views.benchmark_export, name="benchmark_export"),
     path("benchmarks/<int:pk>/runs/<str:key>.json", views.benchmark_raw, name="benchmark_raw"),
+    path("benchmarks/<int:pk>/baseline/", gate_views.baseline_choose, name="baseline_choose"),
+    path("deployments/<int:pk>/benchmarks/", gate_views.deployment_benchmarks, name="deployment_benchmarks"),
+    path("deployments/<int:pk>/gate/", gate_views.gate_edit, name="gate_edit"),
     path("shared/benchmarks/<str:token>/", views.shared_benchmark, name="shared_benchmark"),
 ]

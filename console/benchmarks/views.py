@@ -64,7 +64,7 @@ def benchmark_new(request: HttpRequest) -> HttpResponse:
             add_refusal(form, refusal)
         else:
             return redirect("benchmark_detail", pk=benchmark.pk)
-    context = {"form": form, "may_remote": policies.can(user, Action.DEPLOY), "profiles": _profiles()}
+    context = {"form": form, "may_remote": policies.can(user, Action.DEPLOY), "profiles": profiles()}
     return render(request, "benchmarks/new.html", context, status=400 if form.errors else 200)
 
 
@@ -75,7 +75,8 @@ def _initial(request: HttpRequest, user: User) -> dict[str, Any]:
     return {"instance": request.GET.get("instance", "")}
 
 
-def _profiles() -> list[dict[str, Any]]:
+def profiles() -> list[dict[str, Any]]:
+    """The profiles as the forms show them."""
     from console.benchmarks.profiles import PROFILES
 
     names = ("input_tokens", "output_tokens", "spread", "prefix_tokens", "prefixes")

@@ -15,7 +15,7 @@ from console.common import live
 from console.common.errors import Refused
 from console.common.spans import readable_duration
 from console.common.states import move
-from console.deployments import arguments_check, claims, launches, rooms, services
+from console.deployments import arguments_check, claims, gates, launches, rooms, services
 from console.deployments.models import Deployment, Instance, Spec
 from console.fleet.models import Engine
 from console.jobs import copy_fetching
@@ -43,6 +43,8 @@ class Wish:
     restart: RestartPolicy
     start_deadline_seconds: float
     placement: Mapping[str, Any] = field(default_factory=dict)
+    gate: Mapping[str, Any] | None = None
+    """None: the gate that is in force stays, whatever else changes; an older spec doesn't bring its own back."""
 
     @classmethod
     def of_order(cls, order: Mapping[str, Any]) -> "Wish":
@@ -83,7 +85,13 @@ class Wish:
             probe=self.probe.model_dump(),
             restart=self.restart.model_dump(),
             start_deadline_seconds=self.start_deadline_seconds,
+            gate=self._gate_of(deployment),
         )
+
+    def _gate_of(self, deployment: Deployment) -> dict[str, Any]:
+        if self.gate is not None:
+            return dict(self.gate)
+        return dict(deployment.current_spec.gate) if deployment.current_spec else {}
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ class Turn:
 def changed_parts(old: Spec, new: Spec) -> tuple[str, ...]:
     """Names of the fields in which two specs differ."""
     names = ("copy_id", "engine_id", "devices", "placement", "replicas", "port", "arguments", "environment", "probe", "restart",
-             "start_deadline_seconds")  # fmt: skip
+             "start_deadline_seconds", "gate")  # fmt: skip
     return tuple(name.removesuffix("_id") for name in names if getattr(old, name) != getattr(new, name))
 
 
@@ -211,6 +219,8 @@ def _words(deployment: Deployment, turns: Sequence[Turn]) -> Iterator[str]:
                     "seconds": services.GRACE_SECONDS}  # fmt: skip
         yield _("There is room for both, so the deployment goes on serving all the time. If a new engine doesn't come up, "
                 "the old one stays.")  # fmt: skip
+    if (spec := deployment.current_spec) is not None and spec.gate and (swapped or beside):
+        yield _("Its gate measures each new engine before it gets traffic. One that doesn't pass is not admitted.")
     if added := sum(turn.old is None for turn in turns):
         yield ngettext("%(count)d replica is added.", "%(count)d replicas are added.", added) % {"count": added}
     ended = [str(turn.old) for turn in turns if turn.stop]
@@ -297,7 +307,7 @@ def _replace(
             new = services.new_instances(deployment, spec, [turn.place])[0]
             fresh.append(new.pk)
             steps.prepare(new, actor=actor)
-            steps.add(new, *services.bring_up(new, spec.start_deadline_seconds))
+            steps.add(new, *services.bring_up(new, spec.start_deadline_seconds), *gates.steps_of(new))
         elif old is not None and not turn.stop:
             if spec.copy_id not in steps.verified:
                 steps.verified.add(spec.copy_id)
@@ -305,6 +315,7 @@ def _replace(
                     steps.fetch(old, spec.copy, actor=actor)
                 steps.add(old, verify_step(spec.copy))
             steps.add(old, *services.bring_up(old, spec.start_deadline_seconds))
+            steps.add(old, *gates.steps_of(services.as_swapped(old, spec)))
         if old is not None and (turn.stop or turn.place is not None):
             steps.add(old, services.stop_step(old))
     move(deployment, to="deploying", reason=reason, actor=actor)

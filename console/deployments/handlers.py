@@ -9,16 +9,16 @@ from console.catalog.models import Copy
 from console.common import live
 from console.common.errors import Refused
 from console.common.states import move
-from console.deployments import claims, fetching, rooms, services
+from console.deployments import claims, fetching, gates, rooms, services
 from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
 from console.fleet import desired
 from console.fleet.models import Engine
 from console.jobs import copy_fetching
 from console.jobs import services as jobs
 from console.jobs.copy_checks import store_damage, store_verification, trim_result
-from console.jobs.kinds import JobHandler, RunAgain, register
+from console.jobs.kinds import JobHandler, NotGoodEnough, RunAgain, register
 from console.jobs.models import Job, Step
-from workers.contracts import Level, StepKind
+from workers.contracts import Level, StepKind, StepPart
 
 BRING_UP = (StepKind.LAUNCH, StepKind.LISTENING, StepKind.VALIDATE, StepKind.WARMUP)
 
@@ -41,6 +41,8 @@ class BringUpHandler(JobHandler):
             payload = fetching.verification(step, instance.copy)
         elif step.kind in BRING_UP:
             payload["start"] = instance.start
+        elif step.kind == StepKind.BENCHMARK and (keeper := gates.keeper()):
+            payload = keeper.payload(instance)
         return payload
 
     def secrets(self, step: Step) -> dict[str, str]:
@@ -57,6 +59,13 @@ class BringUpHandler(JobHandler):
             instance.ordered = instance.run = True
             instance.save(update_fields=["ordered", "run"])
             desired.change(instance.host)
+        elif step.kind == StepKind.BENCHMARK and (keeper := gates.keeper()):
+            keeper.begun(step, instance_at(step))
+
+    def step_part(self, step: Step, part: StepPart) -> None:
+        """A run of the gate's measurement."""
+        if keeper := gates.keeper():
+            keeper.took_part(step, part)
 
     def step_succeeded(self, step: Step) -> None:
         """Take over the port, what was fetched, the verification, and readiness."""
@@ -69,8 +78,19 @@ class BringUpHandler(JobHandler):
         elif step.kind == StepKind.VERIFY:
             store_verification(instance.copy, step.result, job=step.job_id)
             trim_result(step)
-        elif step.kind == StepKind.WARMUP:
+        elif step.kind == StepKind.WARMUP and not _gate_follows(step):
             self._ready(instance)
+        elif step.kind == StepKind.BENCHMARK:
+            self._pass_gate(step, instance)
+            self._ready(instance)
+
+    def _pass_gate(self, step: Step, instance: Instance) -> None:
+        keeper = gates.keeper()
+        if keeper is None:
+            return
+        if refusal := keeper.judge(step, instance):
+            raise NotGoodEnough(refusal)
+        keeper.admitted(step, instance)
 
     def _take_port(self, instance: Instance, port: int) -> None:
         try:
@@ -86,7 +106,7 @@ class BringUpHandler(JobHandler):
         instance.bring_up, instance.failure = "agent", None
         instance.save(update_fields=["bring_up", "failure"])
         if instance.STATES.allows(instance.state, "ready"):
-            move(instance, to="ready", reason=_("warm-up passed"))
+            move(instance, to="ready", reason=_("gate passed") if instance.spec.gate else _("warm-up passed"))
         desired.change(instance.host)
         live.changed("instance", instance.pk)
 
@@ -102,6 +122,7 @@ class BringUpHandler(JobHandler):
         instance.save(update_fields=["failure"])
         if step.kind == StepKind.VERIFY:
             store_damage(instance.copy, failure, job=job.pk)
+        _tell_gate_refused(step)
         fetching.stop(job, step)
         _give_up_unready(job, reason=failure.get("message", ""))
         deployment = Deployment.objects.get(pk=job.about)
@@ -114,6 +135,7 @@ class BringUpHandler(JobHandler):
 
     def job_cancelled(self, job: Job) -> None:
         """Stop what was being fetched and started; replicas that are ready serve on."""
+        _tell_gate_abandoned(job)
         fetching.stop(job)
         _give_up_unready(job, reason=_("cancelled"))
         deployment = Deployment.objects.get(pk=job.about)
@@ -231,9 +253,9 @@ class ChangeHandler(BringUpHandler):
         if step.kind == StepKind.STOP:
             forget(instance_at(step), reason=_("replaced"))
             return
-        if step.kind == StepKind.WARMUP:
-            Deployment.objects.filter(pk=step.job.about).update(current_spec=_wanted_spec(step.job))
         super().step_succeeded(step)
+        if step.kind == StepKind.BENCHMARK or (step.kind == StepKind.WARMUP and not _gate_follows(step)):
+            Deployment.objects.filter(pk=step.job.about).update(current_spec=_wanted_spec(step.job))
 
     def job_failed(self, job: Job, step: Step) -> None:
         """Before the first swap nothing was touched: what serves goes on serving."""
@@ -241,6 +263,7 @@ class ChangeHandler(BringUpHandler):
         if step.kind == StepKind.VERIFY:
             store_damage(_copy_wanted(step), step.failure or {}, job=job.pk)
         if step.kind == StepKind.STOP or not _touched(job):
+            _tell_gate_refused(step)
             self._leave_as_it_was(job, reason=(step.failure or {}).get("message", ""))
         else:
             super().job_failed(job, step)
@@ -251,6 +274,7 @@ class ChangeHandler(BringUpHandler):
             super().job_cancelled(job)
         else:
             fetching.stop(job)
+            _tell_gate_abandoned(job)
             self._leave_as_it_was(job, reason=_("cancelled"))
 
     def _leave_as_it_was(self, job: Job, *, reason: str) -> None:
@@ -342,6 +366,23 @@ def instances_of(job: Job) -> list[Instance]:
     pks = job.payload.get("instances") or [job.payload["instance"]]
     found = {one.pk: one for one in Instance.objects.select_related(*_RELATED).filter(pk__in=pks)}
     return [found[pk] for pk in pks if pk in found]
+
+
+def _gate_follows(step: Step) -> bool:
+    """True if the step after this one measures the same instance before it may serve."""
+    following = step.job.steps.filter(position=step.position + 1, kind=StepKind.BENCHMARK).first()
+    return following is not None and instance_at(following).pk == instance_at(step).pk
+
+
+def _tell_gate_refused(step: Step) -> None:
+    if step.kind == StepKind.BENCHMARK and (keeper := gates.keeper()):
+        keeper.refused(step)
+
+
+def _tell_gate_abandoned(job: Job) -> None:
+    for step in job.steps.filter(kind=StepKind.BENCHMARK, state="cancelled"):
+        if keeper := gates.keeper():
+            keeper.abandoned(step)
 
 
 def _give_up_unready(job: Job, *, reason: str) -> None:

@@ -110,6 +110,8 @@ class Spec(models.Model):
     """`workers.contracts.Probe`."""
     restart: Any = models.JSONField(default=dict)
     """`workers.contracts.RestartPolicy`."""
+    gate: Any = models.JSONField(default=dict)
+    """What a new engine must show before it gets traffic (`console.deployments.gates`); empty: warming up is enough."""
     start_deadline_seconds = models.FloatField(default=1800)
     author = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
     reason = models.TextField(blank=True)

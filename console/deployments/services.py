@@ -17,7 +17,7 @@ from console.common import live
 from console.common.errors import Refused
 from console.common.secrets import decrypt, encrypt
 from console.common.states import move
-from console.deployments import arguments_check, claims, public
+from console.deployments import arguments_check, claims, gates, public
 from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
 from console.deployments.rooms import Site
 from console.fleet import desired
@@ -147,7 +147,7 @@ def _deploy(deployment: Deployment, *, actor: User | None, reason: str, idempote
     steps = StepsOfInstances()
     for instance in instances:
         steps.prepare(instance, actor=actor)
-        steps.add(instance, *bring_up(instance, spec.start_deadline_seconds))
+        steps.add(instance, *bring_up(instance, spec.start_deadline_seconds), *gates.steps_of(instance))
     job = jobs.create(
         kind="deploy",
         title=_("Deploy %(name)s") % {"name": deployment},
@@ -376,6 +376,14 @@ def stop_some(deployment: Deployment, instances: Sequence[Instance], *, actor: U
             subject=("deployment", deployment.pk),
             reason=reason,
         )
+
+
+def as_swapped(instance: Instance, spec: Spec) -> Instance:
+    """The instance as it will be once it runs by another spec; nothing is stored."""
+    return Instance(
+        pk=instance.pk, uuid=instance.uuid, deployment=instance.deployment, host=instance.host, number=instance.number,
+        start=instance.start, spec=spec,
+    )  # fmt: skip
 
 
 def stop_step(instance: Instance) -> PlannedStep:

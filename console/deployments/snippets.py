@@ -51,6 +51,7 @@ def spec_lines(spec: Spec) -> list[str]:
         f"deadline     {spec.start_deadline_seconds:g} s",
         *[f"restart      {name} {value}" for name, value in sorted(spec.restart.items())],
         *[f"probe        {name} {value}" for name, value in sorted(spec.probe.items()) if value],
+        *[f"gate         {name} {json.dumps(value, sort_keys=True)}" for name, value in sorted(spec.gate.items())],
         *[f"environment  {name}={value}" for name, value in sorted(spec.environment.items())],
     ]
     return lines + [f"argument     {text}" for text in grouped(spec.arguments)]

@@ -93,6 +93,7 @@ def _checks(spec: Spec) -> dict[str, str]:
         _("Warm-up prompt"): str(spec.probe.get("warmup_prompt", "")),
         _("Start deadline"): f"{spec.start_deadline_seconds / 60:g} min",
         _("Restarts"): str(spec.restart.get("budget", "")),
+        _("Gate"): _("measured") if spec.gate else _("none"),
         _("Window"): f"{float(spec.restart.get('window_seconds') or 0) / 60:g} min",
     }
 

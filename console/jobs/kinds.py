@@ -3,7 +3,7 @@
 from typing import Any
 
 from console.jobs.models import Job, Step
-from workers.contracts import StepPart
+from workers.contracts import Failure, StepPart
 
 
 class JobHandler:
@@ -21,7 +21,7 @@ class JobHandler:
         """The step is about to be sent for the first time."""
 
     def step_succeeded(self, step: Step) -> None:
-        """The step's result is stored. Raise `RunAgain` to have the step sent once more."""
+        """The step's result is stored. Raise `RunAgain` to have it sent once more, `NotGoodEnough` to have it fail."""
 
     def step_part(self, step: Step, part: StepPart) -> None:
         """A part of the step's result came in, which counts however the step ends. The same one may come again."""
@@ -45,6 +45,14 @@ class JobHandler:
 
 class RunAgain(Exception):
     """A step's result can't be used after all (someone else was faster); it is sent again, with a fresh payload."""
+
+
+class NotGoodEnough(Exception):
+    """The step did what it should, and what came of it can't be accepted: it fails with this failure, its result kept."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
 
 
 _handlers: dict[str, JobHandler] = {}

@@ -18,7 +18,7 @@ from console.common.states import move
 from console.fleet import desired, intake
 from console.fleet.models import Host
 from console.jobs import dispatch
-from console.jobs.kinds import RunAgain, handler_of
+from console.jobs.kinds import NotGoodEnough, RunAgain, handler_of
 from console.jobs.models import LIVE_STATES, Event, Job, Step
 from workers.contracts import Failure, Level, StepFinished, StepKind, StepPart, StepProgress
 
@@ -193,11 +193,17 @@ def finished(step: Step, outcome: StepFinished) -> None:
         to = "cancelled" if step.state == "cancelling" and outcome.outcome == "failed" else outcome.outcome
         if to == "cancelled" and step.state != "cancelling":
             move(step, to="cancelling")
-        if to == "succeeded" and not _accepted(step):
-            return
-        move(step, to=to, reason=outcome.failure.message if outcome.failure else "")
+        failure = outcome.failure
+        if to == "succeeded":
+            try:
+                if not _accepted(step):
+                    return
+            except NotGoodEnough as refusal:
+                to, failure = "failed", refusal.failure
+                step.failure = failure.model_dump()
+        move(step, to=to, reason=failure.message if failure else "")
         step.save(update_fields=["heard_at", "finished_at", "result", "failure"])
-        _note_outcome(step, to, outcome.failure)
+        _note_outcome(step, to, failure)
         _step_changed(step)
         live.changed("job", step.job_id)
         _after_end(step)
