@@ -37,7 +37,7 @@ class GateForm(LoadFields):
     ttft_worse = _percent(gettext_lazy("First token p95 may be slower by, in %"), 25, most=1000)
     throughput_worse = _percent(gettext_lazy("Tokens per second may be fewer by, in %"), 15)
     goodput_worse = _percent(gettext_lazy("Goodput may be less by, in %"), 10)
-    errors = _percent(gettext_lazy("Requests that may fail, in %"), 2)
+    failed_most = _percent(gettext_lazy("Requests that may fail, in %"), 2)
     reason = forms.CharField(label=gettext_lazy("Reason"), max_length=300)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -50,7 +50,7 @@ class GateForm(LoadFields):
         """The gate that was described."""
         data, question = self.cleaned_data, self.question()
         fields = {
-            "ttft_p95": "ttft_worse", "throughput": "throughput_worse", "goodput": "goodput_worse", "errors": "errors",
+            "ttft_p95": "ttft_worse", "throughput": "throughput_worse", "goodput": "goodput_worse", "errors": "failed_most",
         }  # fmt: skip
         return Gate(
             profile=question.profile,
@@ -69,7 +69,7 @@ def _initial(gate: Gate | None) -> dict[str, Any]:
     limits = gate.limits
     return initial_of(stored) | {
         "ttft_worse": 100 * limits.ttft_p95, "throughput_worse": 100 * limits.throughput,
-        "goodput_worse": 100 * limits.goodput, "errors": 100 * limits.errors,
+        "goodput_worse": 100 * limits.goodput, "failed_most": 100 * limits.errors,
     }  # fmt: skip
 
 

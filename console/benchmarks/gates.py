@@ -100,10 +100,9 @@ def _rows(gate: Gate, name: str, point: Point, before: Point) -> list[Judged]:
         measure, allowed = MEASURES[key], getattr(gate.limits, limit)
         worse = (new.median - old.median) / old.median * (-1 if measure.higher else 1)
         noise = comparison.verdict(measure, old, new) in ("noise", "same")
-        numbers = (presentation.number(one.median, measure.unit) for one in (old, new))
-        rows.append(
-            Judged(name, str(measure.title), *numbers, worse=worse, allowed=allowed, passed=noise or worse <= allowed)
-        )
+        before_text, found_text = (presentation.number(one.median, measure.unit) for one in (old, new))
+        passed = noise or worse <= allowed
+        rows.append(Judged(name, str(measure.title), before_text, found_text, worse, allowed, passed))
     return rows
 
 

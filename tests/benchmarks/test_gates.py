@@ -205,7 +205,7 @@ def test_who_may_set_a_gate_and_who_may_look(
     pk = stage.instance.deployment_id
     given = {
         "profile": "chat", "by": "concurrency", "search": "fixed", "values": "4", "requests": "20", "repeats": "2",
-        "warmups": "1", "seed": "0", "ttft_worse": "25", "throughput_worse": "15", "goodput_worse": "10", "errors": "2",
+        "warmups": "1", "seed": "0", "ttft_worse": "25", "throughput_worse": "15", "goodput_worse": "10", "failed_most": "2",
         "reason": "no surprises",
     }  # fmt: skip
     whole = stage.whole()
