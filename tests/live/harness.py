@@ -75,7 +75,7 @@ class LiveConsole:
             **kept,
             "SLIPWAY_HOME": str(self.home),
             "SLIPWAY_PORT": str(self.port),
-            "SLIPWAY_INSTANCE_PORTS": f"{self.port + 1000 if self.port < 60000 else 20000}-65535",
+            "SLIPWAY_INSTANCE_PORTS": f"{self.port + 1000}-65535",
             "DJANGO_SETTINGS_MODULE": "console.settings",
             # Nothing listens there, so that no test asks a real hub.
             "HF_ENDPOINT": "http://127.0.0.1:9",

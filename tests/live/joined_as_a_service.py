@@ -95,7 +95,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         tmp_path_factory.mktemp("console"), root=code, options=("--no-host",),
         addresses="127.0.0.1", wheels=Path(os.environ["SLIPWAY_TEST_WHEELS"]),
     )  # fmt: skip
-    console.port = free_port() % 30_000 + 20_000
+    console.port = free_port()
     home = tmp_path_factory.mktemp("machine")
     try:
         console.up()

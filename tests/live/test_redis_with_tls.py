@@ -93,7 +93,7 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TlsRedis
 @pytest.fixture
 def console(tmp_path: Path, broker: TlsRedis) -> Iterator[OpenConsole]:
     made = TlsConsole(tmp_path / "home", addresses="127.0.0.1", redis_url=broker.url)
-    made.port = free_port() % 30_000 + 20_000
+    made.port = free_port()
     try:
         made.up()
         made.add_person("ada", "admin")

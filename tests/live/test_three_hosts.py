@@ -50,7 +50,7 @@ def console(
 ) -> Iterator[OpenConsole]:
     addresses = ",".join(host.gateway for host in hosts)
     made = OpenConsole(tmp_path_factory.mktemp("open"), addresses=addresses, wheels=wheels)
-    made.port = free_port() % 30_000 + 20_000
+    made.port = free_port()
     try:
         made.up()
         made.add_person("ada", "admin")

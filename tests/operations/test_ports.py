@@ -2,6 +2,7 @@ import os
 import socket
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from console.operations import ports
@@ -21,7 +22,7 @@ def test_a_port_that_is_held_is_not_free(held: int) -> None:
 
 def test_the_holder_is_named_by_pid_and_command_line(held: int) -> None:
     assert ports.holder(held).startswith(f"pid {os.getpid()}: ")
-    assert "pytest" in ports.holder(held)
+    assert psutil.Process().cmdline()[0] in ports.holder(held)
 
 
 def test_the_next_free_port_is_taken(held: int) -> None:

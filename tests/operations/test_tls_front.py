@@ -102,7 +102,7 @@ def test_a_certificate_is_renewed_without_ending_a_connection(front: str, monkey
 
     def serial() -> bytes:
         with (
-            socket.create_connection(address) as plain,
+            socket.create_connection(address, timeout=30) as plain,
             trusting().wrap_socket(plain, server_hostname="127.0.0.1") as tls,
         ):
             return tls.getpeercert(binary_form=True) or b""
@@ -118,7 +118,7 @@ def test_a_certificate_is_renewed_without_ending_a_connection(front: str, monkey
         monkeypatch.setattr(authority, "certificate_for", lambda names: make(names, now=later))
         assert tls_front.renew()
         assert open_before.client_id() == number
-    with socket.create_connection(address) as plain:
+    with socket.create_connection(address, timeout=30) as plain:
         context = ssl.create_default_context(cadata=authority.authority_pem())
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with context.wrap_socket(plain) as tls:
