@@ -5,6 +5,7 @@ from django.urls import URLPattern, URLResolver, include, path
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("console.oncall.urls")),
     path("", include("console.alerts.urls")),
+    path("", include("console.rollouts.urls")),
     path("", include("console.benchmarks.urls")),
     path("", include("console.telemetry.urls")),
     path("", include("console.gateway.urls")),

@@ -15,7 +15,7 @@ from console.common import live
 from console.common.errors import Refused
 from console.common.spans import readable_duration
 from console.common.states import move
-from console.deployments import arguments_check, claims, gates, launches, rooms, services
+from console.deployments import arguments_check, claims, gates, holds, launches, rooms, services
 from console.deployments.models import Deployment, Instance, Spec
 from console.fleet.models import Engine
 from console.jobs import copy_fetching
@@ -268,15 +268,14 @@ def change(
     arguments_check.refuse_guarded(wish.arguments, engine=wish.engine, actor=actor)
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(pk=deployment.pk)
+        holds.refuse_while_held(deployment)
         if busy := jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk):
             raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
         wish = replace(wish, copy=copy_fetching.stored(wish.copy))
         claims.lock(wish.as_spec(deployment, 0))
         planned = effect(deployment, wish)
         services.check_copy(wish.as_spec(deployment, 0))
-        spec = wish.as_spec(deployment, _next_number(deployment))
-        spec.author, spec.reason = actor, reason
-        spec.save()
+        spec = add_spec(deployment, wish, actor=actor, reason=reason)
         access.record(
             actor=actor, action="deployment.change", target=deployment.name, target_url=f"/deployments/{deployment.pk}/",
             reason=reason, spec=spec.number, parts=list(planned.parts), restarts=planned.restarts,
@@ -355,6 +354,14 @@ def _current(deployment: Deployment) -> Spec:
     if deployment.current_spec is None:
         raise Refused(_("%(name)s has no spec yet.") % {"name": deployment})
     return deployment.current_spec
+
+
+def add_spec(deployment: Deployment, wish: Wish, *, actor: User | None, reason: str) -> Spec:
+    """Store a wish as the deployment's next spec, without putting it in place. Belongs into the caller's transaction."""
+    spec = wish.as_spec(deployment, _next_number(deployment))
+    spec.author, spec.reason = actor, reason
+    spec.save()
+    return spec
 
 
 def _next_number(deployment: Deployment) -> int:

@@ -17,7 +17,7 @@ from console.common import live
 from console.common.errors import Refused
 from console.common.secrets import decrypt, encrypt
 from console.common.states import move
-from console.deployments import arguments_check, claims, gates, public
+from console.deployments import arguments_check, claims, gates, holds, public
 from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
 from console.deployments.rooms import Site
 from console.fleet import desired
@@ -526,6 +526,7 @@ def _state_of(deployment: Deployment, instances: list[Instance], *, busy: bool) 
 
 
 def _refuse_while_busy(deployment: Deployment) -> None:
+    holds.refuse_while_held(deployment)
     if busy := jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk):
         raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
 

@@ -14,10 +14,12 @@ from workers.contracts import CONTRACT
 OLDEST_CONTRACT = CONTRACT - 1
 """The console speaks its own contract and the one before."""
 
-UPKEEP = frozenset({"stop", "verify", "delete_copy", "check_engine", "remove_engine", "clear_cache", "upgrade_agent"})
+UPKEEP = frozenset(
+    {"stop", "rollout_stop", "verify", "delete_copy", "check_engine", "remove_engine", "clear_cache", "upgrade_agent"}
+)
 """Kinds of jobs that bring nothing new onto a host: never refused because it is paused or drained."""
 
-_ALWAYS = frozenset({"stop", "upgrade_agent"})
+_ALWAYS = frozenset({"stop", "rollout_stop", "upgrade_agent"})
 """Kinds of jobs that an agent of any age is asked for."""
 
 

@@ -21,7 +21,7 @@ from console.common import broker
 from console.gateway import access_log, bell, plan
 from console.gateway.haproxy import program
 from console.gateway.haproxy.applying import Applier, Outcome
-from console.gateway.haproxy.description import Gateway
+from console.gateway.haproxy.description import Gateway, within
 from console.gateway.haproxy.runtime_api import Away
 
 log = structlog.get_logger(__name__)
@@ -90,6 +90,7 @@ class Controller:
         self._applier = Applier(directory, binary, pause_seconds=RELOAD_PAUSE_SECONDS)
         self._reader = access_log.Reader(directory / program.ACCESS_LOG)
         self._last: Gateway | None = None
+        self._applied: Gateway | None = None
         self._looked_at = self._trimmed_at = 0.0
         self._status = Status()
         self._bell: Any = None
@@ -114,7 +115,7 @@ class Controller:
                 close_old_connections()
                 self.round()
             except Away as away:
-                self._last, self._status.up, self._status.problem = None, False, str(away)
+                self._last, self._applied, self._status.up, self._status.problem = None, None, False, str(away)
                 self._say()
             except (OperationalError, RedisError) as error:
                 log.warning("gateway: database or broker away", error=str(error))
@@ -130,9 +131,16 @@ class Controller:
         if wanted != self._last:
             outcome = self._applier.apply(wanted)
             self._note(outcome, now)
+            if outcome.way != "later" and not outcome.problem:
+                self._applied = wanted
+            elif self._applied is not None:
+                # Weights and servers don't wait for a reload: a bad engine loses its requests at once.
+                self._applied = within(self._applied, wanted)
+                self._applier.apply(self._applied)
             self._last = wanted if outcome.way != "later" else None
         if time.monotonic() - self._looked_at > DRIFT_SECONDS:
-            if self._applier.repair(wanted):
+            # Drift is looked for in what is in force: maps must name no backend that waits for its configuration.
+            if self._applied is not None and self._applier.repair(self._applied):
                 self._status.repaired_at = now
             self._look(wanted)
             self._looked_at = time.monotonic()

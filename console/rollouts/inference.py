@@ -149,7 +149,11 @@ def _tail(old: Times, new: Times) -> tuple[float, float]:
         if not ours or not theirs:
             continue
         pooled = sorted([*ours, *theirs])
-        threshold = pooled[len(pooled) - max(1, math.ceil((1 - QUANTILE) * len(pooled))) - 1]
+        wanted = max(1, math.ceil((1 - QUANTILE) * len(pooled)))
+        threshold = pooled[len(pooled) - wanted - 1]
+        if len(pooled) - bisect_right(pooled, threshold) < wanted / 2:
+            # Many are equally slow: all of them are the slowest ones.
+            threshold = math.nextafter(threshold, -math.inf)
         slow_new = sum(one > threshold for one in ours)
         slow = slow_new + sum(one > threshold for one in theirs)
         seen += slow_new

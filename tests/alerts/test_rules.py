@@ -20,6 +20,8 @@ from console.fleet.models import Host
 from console.gateway.models import Key, UsageDay
 from console.jobs.models import Step
 from console.jobs.reconcile import INGEST_PULSE
+from console.rollouts.models import Rollout
+from console.rollouts.plans import Plan
 from tests.alerts.conftest import Stage
 from workers.vllm.histograms import Histogram
 
@@ -158,6 +160,17 @@ def planned_tokens(planned: int) -> Act:
     return act
 
 
+def rolled_out(state: str) -> Act:
+    def act(stage: Stage) -> None:
+        deployment = stage.instance.deployment
+        assert deployment.current_spec
+        spec = deployment.current_spec
+        given = {"old_spec": spec, "new_spec": spec, "plan": Plan().as_json(), "team_id": deployment.team_id}
+        Rollout.objects.update_or_create(deployment=deployment, defaults={**given, "state": state})
+
+    return act
+
+
 TROUBLES: dict[str, tuple[Act, Act]] = {
     "kv-high": (tell(kv_usage=0.93), tell(kv_usage=0.5)),
     "kv-full": (tell(kv_usage=0.99), tell(kv_usage=0.5)),
@@ -185,6 +198,8 @@ TROUBLES: dict[str, tuple[Act, Act]] = {
     "certificate-ends": (certificate_ends_in(5), certificate_ends_in(80)),
     "budget": (tokens_used(950), tokens_used(200)),
     "prediction": (planned_tokens(14_000), planned_tokens(10_000)),
+    "rolled-back": (rolled_out("rolled_back"), rolled_out("succeeded")),
+    "rollout-held": (rolled_out("held"), rolled_out("shifting")),
     "channel": (channel_fails(30), channel_fails(None)),
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 from console.gateway import controller
 from console.gateway.haproxy import config, maps
 from console.gateway.haproxy.applying import Applier
-from console.gateway.haproxy.description import Gateway, Limits, Listener
+from console.gateway.haproxy.description import Gateway, Limits, Listener, within
 from tests.gateway.backend import BINARY, Engine, Running, key_of, route_of, server_of, target_of, wait_until
 
 KEYS = (key_of("secret", routes=(1, 2)),)
@@ -256,3 +256,18 @@ def test_a_spec_that_is_rolled_out_gets_its_share_and_those_who_ask_for_it(
     outcome = haproxy.change(routes=(route_of(replace(old, weight=0), replace(new, weight=10_000)),))
     assert outcome.way == "runtime"
     assert "second" in haproxy.ask().text
+
+
+def test_a_weight_does_not_wait_for_a_reload_that_another_change_needs(
+    haproxy: Running, engine: Engine, second: Engine
+) -> None:
+    old, new = target_of(engine, weight=50), target_of(second, 2, weight=50)
+    haproxy.start(routes=(route_of(old, new),), keys=(key_of("secret"),))
+    wanted = replace(
+        haproxy.gateway,
+        routes=(route_of(old, replace(new, weight=0), target_of(second, 3, weight=7)), route_of(old, number=2)),
+    )
+    possible = within(haproxy.gateway, wanted)
+    assert config.skeleton(possible) == config.skeleton(haproxy.gateway)
+    assert haproxy.applier.apply(possible).way == "runtime"
+    assert set(answered_by(haproxy, 20)) == {"engine"}

@@ -1,6 +1,6 @@
 """What the gateway shall do, as frozen values: the configuration is a pure function of a `Gateway`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 UNLIMITED = 0
@@ -147,3 +147,22 @@ class Gateway:
     """`k1` or `t1` whose daily budget is used up, to the Unix time at which the next day begins."""
     corrections: dict[str, int] = field(default_factory=dict)
     """`k1`, `t1`, `r1` to the tokens that were really used within `BURST_SECONDS`, less those that were estimated."""
+
+
+def within(applied: Gateway, wanted: Gateway) -> Gateway:
+    """What of `wanted` can be had in the configuration of `applied`: its routes and targets, with new weights and servers.
+
+    A target that is no longer wanted gets no new requests; one that is new waits for its configuration.
+    """
+    known = {target.backend: target for route in wanted.routes for target in route.targets}
+    routes = tuple(
+        replace(route, targets=tuple(_changed(target, known.get(target.backend)) for target in route.targets))
+        for route in applied.routes
+    )
+    return replace(applied, routes=routes, keys=wanted.keys, spent=wanted.spent, corrections=wanted.corrections)
+
+
+def _changed(applied: Target, wanted: Target | None) -> Target:
+    if wanted is None:
+        return replace(applied, weight=0, version="")
+    return replace(applied, weight=wanted.weight, servers=wanted.servers, version=wanted.version)

@@ -1,0 +1,144 @@
+"""Starting a rollout: the new spec, the steps, and by how much it may be worse."""
+
+import shlex
+from typing import Any
+
+from django import forms
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from console.catalog.models import Copy
+from console.common.forms import ReasonForm
+from console.deployments import engine_schema
+from console.deployments.changes import Wish
+from console.deployments.models import Deployment, Spec
+from console.fleet.models import Engine
+from console.gateway.models import VERSION_NAME
+from console.rollouts import presets
+from console.rollouts.plans import USUAL_WEIGHTS, Margins, Plan, Stage
+
+MOST_STEPS = 12
+FEATURES = [
+    ("patch", gettext_lazy("for a patch upgrade")),
+    ("always", gettext_lazy("for any upgrade")),
+    ("never", gettext_lazy("never")),
+]
+
+
+class RolloutForm(ReasonForm):
+    """What is new, and how it goes."""
+
+    engine = forms.ModelChoiceField(Engine.objects.none(), label=gettext_lazy("Engine"))
+    copy = forms.ModelChoiceField(
+        Copy.objects.none(),
+        label=gettext_lazy("Files"),
+        help_text=gettext_lazy("Model and revision, as they lie on the host."),
+    )
+    arguments = forms.CharField(
+        label=gettext_lazy("Arguments"), required=False, widget=forms.Textarea(attrs={"rows": 4, "spellcheck": "false"}),
+        help_text=gettext_lazy("What follows “vllm serve MODEL”, as in a shell."),
+    )  # fmt: skip
+    features_off = forms.ChoiceField(
+        label=gettext_lazy("Newly default features off"), choices=FEATURES, initial="patch",
+        help_text=gettext_lazy("What the new version switches on by itself starts switched off: one change at a time."),
+    )  # fmt: skip
+    weights = forms.CharField(
+        label=gettext_lazy("Steps (% of requests)"), initial=", ".join(map(str, USUAL_WEIGHTS)),
+        help_text=gettext_lazy("Rising, up to 100."),
+    )  # fmt: skip
+    hold_minutes = forms.FloatField(
+        label=gettext_lazy("Each holds at least (min)"), initial=5, min_value=0, max_value=1440,
+        help_text=gettext_lazy("And until it is shown to be as good."),
+    )  # fmt: skip
+    patience_minutes = forms.FloatField(
+        label=gettext_lazy("Ask me after (min)"), initial=60, min_value=1, max_value=10080,
+        help_text=gettext_lazy("A step without a verdict for so long is held."),
+    )  # fmt: skip
+    version = forms.CharField(
+        label=gettext_lazy("X-Model-Version"), required=False, initial="next", max_length=40, validators=[VERSION_NAME],
+        help_text=gettext_lazy("Clients that send it reach the new engines before anybody. Empty: nobody does."),
+    )  # fmt: skip
+    ttft = forms.FloatField(label=gettext_lazy("First token, p95 (+ %)"), initial=20, min_value=1, max_value=500)
+    pace = forms.FloatField(label=gettext_lazy("Between tokens, p95 (+ %)"), initial=20, min_value=1, max_value=500)
+    failures = forms.FloatField(
+        label=gettext_lazy("Failed requests (+ points)"), initial=1, min_value=0.1, max_value=50
+    )
+    finish = forms.FloatField(
+        label=gettext_lazy("Answers that don't end by themselves (+ points)"), initial=10, min_value=0.5, max_value=90
+    )
+    top_up = forms.BooleanField(
+        label=gettext_lazy("Ask both sides itself where traffic is low"), required=False, initial=True,
+        help_text=gettext_lazy("Short questions, at the same moment, until there is a verdict. Half of the time is left free."),
+    )  # fmt: skip
+
+    field_order = ("engine", "copy", "arguments", "features_off", "weights", "hold_minutes", "patience_minutes", "version",
+                   "ttft", "pace", "failures", "finish", "top_up", "reason")  # fmt: skip
+
+    def __init__(self, *args: Any, deployment: Deployment, spec: Spec, **kwargs: Any) -> None:
+        kwargs["initial"] = {
+            "engine": spec.engine_id, "copy": spec.copy_id, "arguments": shlex.join(spec.arguments),
+            **(kwargs.get("initial") or {}),
+        }  # fmt: skip
+        super().__init__(*args, **kwargs)
+        self._deployment, self._spec = deployment, spec
+        self.features: list[str] = []
+        """Words that were added to keep new features off."""
+        self.fields["engine"].queryset = Engine.objects.filter(host=spec.host, present=True)  # type: ignore[attr-defined]
+        self.fields["copy"].queryset = (  # type: ignore[attr-defined]
+            Copy.objects.filter(host=spec.host, state__in=("verified", "unverified")).select_related("revision__model")
+        )
+
+    def clean_arguments(self) -> list[str]:
+        """As argv."""
+        try:
+            return shlex.split(self.cleaned_data["arguments"].replace("\r\n", "\n").replace("\\\n", " "))
+        except ValueError as problem:
+            raise forms.ValidationError(_("It can't be taken apart: %s.") % problem) from None
+
+    def clean_weights(self) -> tuple[int, ...]:
+        """Rising per cents that end with 100."""
+        words = self.cleaned_data["weights"].replace("%", " ").replace(",", " ").split()
+        if not all(word.isascii() and word.isdigit() and len(word) < 4 for word in words):
+            raise forms.ValidationError(_("Whole per cents, such as 1, 5, 25, 50, 100."))
+        found = tuple(int(word) for word in words)
+        if (
+            not found
+            or len(found) > MOST_STEPS
+            or found[-1] != 100
+            or found[0] < 1
+            or sorted(set(found)) != list(found)
+        ):
+            raise forms.ValidationError(
+                _("Rising from 1 on and ending with 100, %(most)d steps at most.") % {"most": MOST_STEPS}
+            )
+        return found
+
+    def plan(self) -> Plan:
+        """How it goes."""
+        data = self.cleaned_data
+        return Plan(
+            stages=tuple(Stage(weight, data["hold_minutes"] * 60) for weight in data["weights"]),
+            margins=Margins(data["ttft"] / 100, data["pace"] / 100, data["failures"] / 100, data["finish"] / 100),
+            patience_seconds=data["patience_minutes"] * 60,
+            version=data["version"],
+            top_up=data["top_up"],
+        )
+
+    def wish(self) -> Wish:
+        """The new spec. A fixed port is given up: both sides listen at the same time."""
+        old, data = Wish.of_spec(self._spec), self.cleaned_data
+        self.features = self._features(data["engine"], data["arguments"])
+        content = {name: getattr(old, name) for name in Wish.__dataclass_fields__}
+        changed = {"engine": data["engine"], "copy": data["copy"], "arguments": [*data["arguments"], *self.features]}
+        return Wish(**content | changed | {"port": None})
+
+    def _features(self, engine: Engine, arguments: list[str]) -> list[str]:
+        when, before = self.cleaned_data["features_off"], self._spec.engine
+        if (
+            engine == before
+            or when == "never"
+            or (when == "patch" and not presets.is_patch(before.version, engine.version))
+        ):
+            return []
+        old, new = engine_schema.schema_of(before), engine_schema.schema_of(engine)
+        return presets.newly_on(old, new, arguments) if old and new else []

@@ -1,0 +1,172 @@
+"""What the pages of rollouts show: the truth in a sentence, the steps, the measures with both sides' numbers, the chart."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from console.common.spans import readable_duration
+from console.common.states import Look
+from console.rollouts.models import VERDICT_LOOKS, Rollout, RolloutStep
+from console.rollouts.plans import Plan
+
+
+@dataclass(frozen=True)
+class ShownMeasure:
+    """One measure of both sides."""
+
+    title: str
+    old: str
+    new: str
+    counts: str
+    margin: str
+    look: Look
+
+
+@dataclass(frozen=True)
+class ShownStep:
+    """A step that was reached."""
+
+    step: RolloutStep
+    measures: list[ShownMeasure]
+
+
+@dataclass(frozen=True)
+class ShownStage:
+    """A step of the plan: `past`, `now` or `ahead`."""
+
+    weight: int
+    place: str
+
+
+def sentence(rollout: Rollout) -> str:
+    """The truth about a rollout."""
+    steps = list(rollout.steps.all())
+    share = steps[-1].weight if steps else 0
+    words = {
+        "preparing": _("The new engines are being brought up beside the old ones; no request goes there yet."),
+        "shifting": _("%(share)d %% of the requests go to spec %(new)d; %(verdict)s."),
+        "held": _("On hold at %(share)d %%: %(why)s"),
+        "draining": _("All requests go to spec %(new)d; the old engines finish what they have begun."),
+        "succeeded": _("Done: spec %(new)d took over from spec %(old)d."),
+        "rolling_back": _("All requests go to spec %(old)d again: %(why)s"),
+        "rolled_back": _("Rolled back to spec %(old)d: %(why)s"),
+        "aborted": _("Aborted; spec %(old)d serves on. %(why)s"),
+        "failed": _("Spec %(new)d never got a request; spec %(old)d serves on. %(why)s"),
+    }[rollout.state]
+    return words % {
+        "share": share, "new": rollout.new_spec.number, "old": rollout.old_spec.number,
+        "why": rollout.finding.get("text") or rollout.state_reason,
+        "verdict": VERDICT_LOOKS[steps[-1].verdict].word if steps else "",
+    }  # fmt: skip
+
+
+def stages(rollout: Rollout, steps: Sequence[RolloutStep]) -> list[ShownStage]:
+    """The plan's steps, and where it is."""
+    living = rollout.state in ("shifting", "held")
+    return [
+        ShownStage(
+            stage.weight,
+            "now" if living and at == len(steps) else "past" if at <= len(steps) else "ahead",
+        )
+        for at, stage in enumerate(rollout.chosen.stages, start=1)
+    ]
+
+
+def shown(step: RolloutStep) -> ShownStep:
+    """A step with its measures in words."""
+    return ShownStep(step, [_measure(one) for one in step.measures])
+
+
+def _measure(one: dict[str, Any]) -> ShownMeasure:
+    title = {
+        "ttft": _("First token, p95"), "pace": _("Between tokens, p95"), "errors": _("Failed requests"),
+        "finish": _("Answers that don't end by themselves"),
+    }[one["name"]]  # fmt: skip
+    is_time = one["name"] in ("ttft", "pace")
+    margin = f"+{one['margin'] * 100:.3g} %" if is_time else _("+%s points") % f"{one['margin'] * 100:.3g}"
+    return ShownMeasure(
+        title=title,
+        old=_figure(one["old"], is_time=is_time),
+        new=_figure(one["new"], is_time=is_time),
+        counts=f"{one['old_count']} / {one['new_count']}",
+        margin=margin,
+        look=VERDICT_LOOKS[one["verdict"] or "undecided"],
+    )
+
+
+def _figure(value: float | None, *, is_time: bool) -> str:
+    if value is None:
+        return "–"
+    return (
+        f"{value:.3g} ms"
+        if is_time and value < 1000
+        else f"{value / 1000:.2f} s"
+        if is_time
+        else f"{value * 100:.2f} %"
+    )
+
+
+def margins(plan: Plan) -> list[tuple[str, str]]:
+    """What was agreed."""
+    agreed = plan.margins
+    return [
+        (_("First token, p95"), f"+{agreed.ttft * 100:.3g} %"),
+        (_("Between tokens, p95"), f"+{agreed.pace * 100:.3g} %"),
+        (_("Failed requests"), _("+%s points") % f"{agreed.errors * 100:.3g}"),
+        (_("Answers that don't end by themselves"), _("+%s points") % f"{agreed.finish * 100:.3g}"),
+        (_("Certainty"), _("99 %% over the whole rollout, from 50 requests a side on") % {}),
+        (_("Each step holds"), readable_duration(plan.stages[0].hold_seconds)),
+        (_("Asks after"), readable_duration(plan.patience_seconds)),
+    ]
+
+
+def figure(steps: Sequence[RolloutStep]) -> dict[str, Any] | None:
+    """Times to the first token of both sides over the whole rollout; None while there are none."""
+    if not any(step.figure for step in steps):
+        return None
+    lines: dict[tuple[str, int], list[tuple[float, float]]] = {
+        (side, at): [] for side in ("old", "new") for at in (1, 2)
+    }
+    begin = steps[0].began_at
+    for step in steps:
+        offset = (step.began_at - begin).total_seconds()
+        for (side, at), line in lines.items():
+            line += [((offset + one[0]) / 60, one[at]) for one in step.figure.get(side, []) if one[at] is not None]
+    names = {
+        ("old", 1): _("old, median"),
+        ("old", 2): _("old, p95"),
+        ("new", 1): _("new, median"),
+        ("new", 2): _("new, p95"),
+    }
+    data = [
+        {
+            "type": "scatter", "mode": "lines+markers" if at == 2 else "lines", "name": names[side, at],
+            "x": [round(x, 2) for x, _y in line], "y": [round(y, 2) for _x, y in line],
+            "line": {"color": "calm" if side == "old" else "accent", "width": 2 if at == 2 else 1,
+                     "dash": "solid" if at == 2 else "dot"},
+            "marker": {"color": "calm" if side == "old" else "accent", "size": 4},
+            "hovertemplate": "%{y:.0f} ms<extra>%{fullData.name}</extra>",
+        }
+        for (side, at), line in lines.items()
+    ]  # fmt: skip
+    marks = [
+        {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1, "dash": "dot"}}
+        for at in ((step.began_at - begin).total_seconds() / 60 for step in steps)
+    ]
+    notes = [
+        {"x": (step.began_at - begin).total_seconds() / 60, "y": 1.04, "yref": "paper", "showarrow": False,
+         "text": f"{step.weight} %", "xanchor": "left"}
+        for step in steps
+    ]  # fmt: skip
+    return {
+        "data": data,
+        "layout": {
+            "height": 300, "shapes": marks, "annotations": notes, "hovermode": "x unified",
+            "legend": {"orientation": "h", "y": -0.25},
+            "xaxis": {"title": {"text": _("minutes since the first step")}, "automargin": True},
+            "yaxis": {"title": {"text": _("first token (ms)")}, "automargin": True, "rangemode": "tozero"},
+            "margin": {"t": 24},
+        },
+    }  # fmt: skip
