@@ -8,6 +8,7 @@ from django.utils.translation import gettext as _
 
 from console.common.spans import readable_duration
 from console.common.states import Look
+from console.rollouts.inference import LEAST_REQUESTS
 from console.rollouts.models import VERDICT_LOOKS, Rollout, RolloutStep
 from console.rollouts.plans import Plan
 
@@ -34,7 +35,7 @@ class ShownStep:
 
 @dataclass(frozen=True)
 class ShownStage:
-    """A step of the plan: `past`, `now` or `ahead`."""
+    """A step of the plan: `past`, `worse`, `now` or `ahead`."""
 
     weight: int
     place: str
@@ -65,13 +66,15 @@ def sentence(rollout: Rollout) -> str:
 def stages(rollout: Rollout, steps: Sequence[RolloutStep]) -> list[ShownStage]:
     """The plan's steps, and where it is."""
     living = rollout.state in ("shifting", "held")
-    return [
-        ShownStage(
-            stage.weight,
-            "now" if living and at == len(steps) else "past" if at <= len(steps) else "ahead",
-        )
-        for at, stage in enumerate(rollout.chosen.stages, start=1)
-    ]
+
+    def place(at: int) -> str:
+        if at > len(steps):
+            return "ahead"
+        if living and at == len(steps):
+            return "now"
+        return "worse" if steps[at - 1].verdict == "worse" else "past"
+
+    return [ShownStage(stage.weight, place(at)) for at, stage in enumerate(rollout.chosen.stages, start=1)]
 
 
 def shown(step: RolloutStep) -> ShownStep:
@@ -116,7 +119,7 @@ def margins(plan: Plan) -> list[tuple[str, str]]:
         (_("Between tokens, p95"), f"+{agreed.pace * 100:.3g} %"),
         (_("Failed requests"), _("+%s points") % f"{agreed.errors * 100:.3g}"),
         (_("Answers that don't end by themselves"), _("+%s points") % f"{agreed.finish * 100:.3g}"),
-        (_("Certainty"), _("99 %% over the whole rollout, from 50 requests a side on") % {}),
+        (_("Certainty"), _("99 %% from %(least)d requests a side on") % {"least": LEAST_REQUESTS}),
         (_("Each step holds"), readable_duration(plan.stages[0].hold_seconds)),
         (_("Asks after"), readable_duration(plan.patience_seconds)),
     ]
@@ -164,7 +167,7 @@ def figure(steps: Sequence[RolloutStep]) -> dict[str, Any] | None:
         "data": data,
         "layout": {
             "height": 300, "shapes": marks, "annotations": notes, "hovermode": "x unified",
-            "legend": {"orientation": "h", "y": -0.25},
+            "legend": {"orientation": "h", "y": -0.4},
             "xaxis": {"title": {"text": _("minutes since the first step")}, "automargin": True},
             "yaxis": {"title": {"text": _("first token (ms)")}, "automargin": True, "rangemode": "tozero"},
             "margin": {"t": 24},

@@ -5,8 +5,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 
+from console.access.models import User
 from console.deployments.changes import Wish
 from console.deployments.models import Deployment, Instance
 from console.gateway import routes
@@ -160,3 +162,15 @@ def test_new_engines_that_do_not_come_up_never_get_a_request(rollout: Rollout) -
     assert rollout.state == "failed"
     assert not Canary.objects.exists()
     assert Deployment.objects.get().current_spec == rollout.old_spec
+
+
+def test_the_page_shows_both_sides_numbers_and_why_it_went_back(client: Client, viewer: User, rollout: Rollout) -> None:
+    requests(rollout, "old", 200)
+    requests(rollout, "new", 60, ttft_ms=200)
+    Driver().round()
+    client.force_login(viewer)
+    page = client.get(f"/rollouts/{rollout.pk}/").content.decode()
+    assert "The first token takes 200 ms (p95), the old engines need 100 ms." in page
+    assert "200 / 60" in page
+    assert 'id="rollout-figure"' in page
+    assert "Abort…" not in page
