@@ -9,7 +9,7 @@ from tests.host.conftest import Broker, Console, HostUnderTest, make_host, wait_
 from tests.live.broken_models import BROKEN
 from tests.live.conftest import ENGINE, MODEL, engine_cache
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
 
 EXPECTED = {
     "no template": ("chat_template.missing",),
@@ -48,14 +48,15 @@ def test_a_broken_checkpoint_that_answers_health_200_never_gets_ready(host: Host
     )  # fmt: skip
     host.start_agent()
     console.want(order)
-    console.wait_phase(order.instance, "validating", 700)  # it listens, and /health answers 200
     bad = wait_for(
         lambda: [
             body for body in console.bodies("instance.observed", instance=str(order.instance)) if body["failure"]
         ],
-        300,
-        what="validation refuses it",
+        900,
+        what="it is refused",
     )[0]  # fmt: skip
+    # It listened, and /health answered 200; without a tokenizer only where sentencepiece is installed beside the engine.
+    assert kind == "no tokenizer" or "validating" in console.phases(order.instance)
     assert bad["phase"] in ("unhealthy", "crashed")
     assert bad["failure"]["code"].startswith(EXPECTED[kind]), bad
     assert bad["failure"]["next"]
