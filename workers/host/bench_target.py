@@ -94,7 +94,9 @@ class BenchTarget:
         self._looked_at = now
         sample = self._sample()
         activity = activity_between(self._before, sample) if sample is not None else None
-        if activity is not None:
+        if not self._numbers and activity is not None and not activity.generation_tokens_per_second:
+            self._before = sample  # the client is still being loaded: that time says nothing about the engine
+        elif activity is not None:
             ttft = activity.time_to_first_token
             found = {
                 "tokens_per_second": activity.generation_tokens_per_second,
