@@ -154,7 +154,7 @@ def test_every_number_on_the_board_is_what_the_engine_itself_counted(served: Ser
         assert summed(line) == pytest.approx(growth.counters[line], rel=0.1), line
     by_reason = {reason: count for reason, count in growth.finished.items() if count}
     for reason, count in by_reason.items():
-        assert summed(f"finished.{reason}") == pytest.approx(count, rel=0.1), reason
+        assert summed(f"finished.{reason}") == pytest.approx(count, rel=0.1, abs=1), reason
     share = growth.counters["prefix_cache_hits"] / growth.counters["prefix_cache_queries"]
     assert max(value for value in lines["prefix_cache_hit_share"] if value is not None) >= share * 0.99
     assert 0 < max(value for value in lines["kv_cache_usage"] if value is not None) <= 1
