@@ -87,10 +87,15 @@ def _sentences(
 ) -> Iterable[str]:
     hosts = ", ".join(sorted({place.site.host.name for place in places}))
     yield ngettext(
-        "%(count)d new engine comes up beside the old ones on %(hosts)s; there is room for both.",
-        "%(count)d new engines come up beside the old ones on %(hosts)s; there is room for both.",
+        "%(count)d new engine comes up beside the old ones on %(hosts)s.",
+        "%(count)d new engines come up beside the old ones on %(hosts)s.",
         len(places),
     ) % {"count": len(places), "hosts": hosts}
+    if any(place.choice is None for place in places):
+        yield _("The host has told of no device, so whether there is room for both is not known. If there isn't, the old "
+                "ones serve on.")  # fmt: skip
+    else:
+        yield _("There is room for both at once.")
     yield _("It is validated and warmed up before it gets a request.")
     if new.gate:
         yield _("Its gate measures it then. If it doesn't pass, it never gets one.")

@@ -156,7 +156,7 @@ def test_a_deployment_that_is_stopped_ends_it(rollout: Rollout) -> None:
 
 def test_new_engines_that_do_not_come_up_never_get_a_request(rollout: Rollout) -> None:
     Rollout.objects.update(state="preparing")
-    Job.objects.filter(pk=rollout.job_id).update(state="failed", state_reason="out of memory")
+    Job.objects.filter(pk=rollout.job_id or 0).update(state="failed", state_reason="out of memory")
     Driver().round()
     rollout.refresh_from_db()
     assert rollout.state == "failed"

@@ -15,7 +15,7 @@ from django.utils import timezone
 from console.common.secrets import encrypt
 from console.deployments.changes import Wish
 from console.deployments.models import Attempt, Deployment, Instance
-from console.gateway import keys, names, routes
+from console.gateway import keys, names, plan, routes
 from console.gateway.models import Canary, Route
 from console.gateway.routes import Share
 from console.jobs.models import Job
@@ -78,7 +78,7 @@ def begin(new: Sensible, plan: Plan = QUICK) -> Rollout:
     wish = replace(Wish.of_spec(deployment.current_spec), arguments=["--enforce-eager", "--max-num-seqs", "8"])
     rollout = services.start(deployment, wish, plan, actor=None, reason="a test")
     ready_at(Instance.objects.get(spec=rollout.new_spec), new.port, "chat-a", "chat")
-    Job.objects.filter(pk=rollout.job_id).update(state="succeeded")
+    Job.objects.filter(pk=rollout.job_id or 0).update(state="succeeded")
     return rollout
 
 
@@ -146,15 +146,17 @@ def test_a_good_one_arrives_and_nobody_notices(controlled: str, old: Sensible, s
     assert not Canary.objects.exists()
 
 
-def bad(controlled: str, secret: str, new: Sensible, harm: Callable[[], None], plan: Plan = QUICK) -> Rollout:
+def bad(controlled: str, secret: str, new: Sensible, harm: Callable[[], None], course: Plan = QUICK) -> Rollout:
     """Roll out, harm the new one in its first step, and wait until it is rolled back."""
     wait_until(lambda: answers(controlled, secret), seconds=20)
-    rollout = begin(new, plan)
+    rollout = begin(new, course)
     wait_until(lambda: state(rollout) == "shifting", seconds=30)
     harm()
     wait_until(lambda: state(rollout) != "shifting", seconds=120)
     assert rollout.state == "rolling_back"
     assert set(Canary.objects.values_list("share", "version")) == {(0, "")}
+    slots = plan.directory() / "maps/slots.map"
+    assert wait_until(lambda: "b1n" not in slots.read_text().replace("\n", " ").split(), seconds=10) < 2
     wait_until(lambda: state(rollout) == "rolled_back", seconds=40)
     assert not Canary.objects.exists()
     assert Deployment.objects.get().current_spec == rollout.old_spec
@@ -178,10 +180,10 @@ def test_one_that_hangs_goes_back(controlled: str, old: Sensible, secret: str) -
 
 
 def test_one_that_is_slower_than_its_margin_goes_back(controlled: str, old: Sensible, secret: str) -> None:
-    plan = replace(QUICK, margins=Margins(ttft=1, pace=1, errors=0.2, finish=0.5), stages=(Stage(50, 60),))
+    course = replace(QUICK, margins=Margins(ttft=1, pace=1, errors=0.2, finish=0.5), stages=(Stage(50, 60),))
     wait_until(lambda: answers(controlled, secret), seconds=20)
     with serving(engine_at("new")) as new, client(controlled, secret) as wrong:
-        rollout = bad(controlled, secret, new, lambda: setattr(new, "pause_seconds", 0.05), plan)  # type: ignore[arg-type]
+        rollout = bad(controlled, secret, new, lambda: setattr(new, "pause_seconds", 0.05), course)  # type: ignore[arg-type]
     assert rollout.finding["code"] == "pace"
     assert wrong == []
     assert json.loads(json.dumps(rollout.steps.get().figure))["new"]
