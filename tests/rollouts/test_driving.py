@@ -1,4 +1,8 @@
-"""Rollouts with a real HAProxy, its controller and real processes as engines: the good one arrives, bad ones go back."""
+"""Rollouts with a real HAProxy, its controller and the driver, and stand-in engines: the good one arrives, bad ones go back.
+
+The stand-ins are servers in this process, and the test plays the host: it says that engines came up and were stopped.
+Margins are wide and steps few, so that a minute suffices; that the usual ones hold is shown by `test_inference`.
+"""
 
 import json
 import threading
