@@ -111,7 +111,8 @@ def test_after_a_restart_only_the_brief_checks_are_done(host: HostUnderTest) -> 
         ({"answer": "�� is the �"}, {}, "answer.replacement_characters", "tokenizer", "question"),
         ({"answer": "Das ist die Stadt und der Fluss ist mit dem Zug"}, {"language": "zh"}, "answer.wrong_language",
          "template", "question"),
-        ({"long_context_error": 1000}, {}, "validate.context_fails", "engine", "lengths"),
+        # On a busy machine the default leaves long prompts out, and says so.
+        ({"long_context_error": 1000}, {"patience_seconds": 120}, "validate.context_fails", "engine", "lengths"),
         ({"lost_pieces": True}, {}, "validate.stream_empty", "engine", "streaming"),
         ({"stream_error": "no kernel for it"}, {}, "validate.request_failed", "engine", "question"),
     ],
