@@ -167,7 +167,7 @@ class Probe(Message):
     declares: list[Literal["tools", "json"]] = []
     """Interfaces beyond chat, completions and streaming that clients rely on; tools are also read from the arguments."""
     golden: list[GoldenAnswer] = []
-    warmup_prompt: str = "Say hi."
+    warmup_prompt: str = "Hi"
     """The limit is 128 tokens, but the answer ends by itself: a small model on a CPU is ready seconds earlier."""
     warmup_prompts: list[str] = []
     """The deployment's own prompts, sent in turn after `warmup_prompt` until the time to the first token is stable."""
