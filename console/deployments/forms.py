@@ -10,7 +10,7 @@ from django import forms
 from django.core.validators import RegexValidator
 from django.db.models import Case, IntegerField, QuerySet, When
 from django.urls import reverse
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from console.access import policies
@@ -258,7 +258,7 @@ class DeployForm(HealthFields):
         if copy and engine and copy.host_id != engine.host_id:
             self.add_error(
                 "engine",
-                _now("The engine is on %(engine)s, the files are on %(copy)s. Choose an engine of the same host.")
+                gettext("The engine is on %(engine)s, the files are on %(copy)s. Choose an engine of the same host.")
                 % {"engine": engine.host, "copy": copy.host},
             )
         self._refuse_twice()
@@ -277,7 +277,7 @@ class DeployForm(HealthFields):
             if argument is not None and argument.flag in set_here:
                 self.add_error(
                     "arguments",
-                    _now("%(flag)s is given twice: here and in its field. Keep one.") % {"flag": argument.flag},
+                    gettext("%(flag)s is given twice: here and in its field. Keep one.") % {"flag": argument.flag},
                 )
 
     def _check_arguments(self, data: dict[str, Any]) -> None:
@@ -286,13 +286,13 @@ class DeployForm(HealthFields):
         )
         self._refuse_guarded()
         if arguments_check.forbids(self.findings):
-            self.add_error("arguments", _now("Slipway sets some of these itself. Leave them out."))
+            self.add_error("arguments", gettext("Slipway sets some of these itself. Leave them out."))
         elif arguments_check.doubts(self.findings) and not data.get("despite_findings"):
             for finding in self.findings:
                 if finding.severity == "error":
                     self.add_error(self._field_of(finding), f"{finding.message} {finding.fix}".strip())
             self.add_error(
-                None, _now("%(engine)s would not start with these arguments.") % {"engine": self.chosen_engine}
+                None, gettext("%(engine)s would not start with these arguments.") % {"engine": self.chosen_engine}
             )
 
     def _field_of(self, finding: Finding) -> str:
@@ -307,7 +307,7 @@ class DeployForm(HealthFields):
             name = PREFIX + item.dest
             field = name if item.dest in self.values() else "arguments"
             self.add_error(
-                field, _now("Only an admin may set %(flag)s. %(why)s") % {"flag": item.flag, "why": item.why}
+                field, gettext("Only an admin may set %(flag)s. %(why)s") % {"flag": item.flag, "why": item.why}
             )
 
     def _check_fit(self, data: dict[str, Any]) -> None:
@@ -342,10 +342,14 @@ class DeployForm(HealthFields):
         chosen, strategy = data.get("devices"), data.get("placement")
         if strategy == "manual" and not chosen:
             on_cpu = self.chosen_engine is not None and self.chosen_engine.platform == "cpu"
-            text = _now("A host has one CPU: nothing is to be chosen.") if on_cpu else _now("Choose devices below it.")
+            text = (
+                gettext("A host has one CPU: nothing is to be chosen.")
+                if on_cpu
+                else gettext("Choose devices below it.")
+            )
             self.add_error("placement", text)
         elif strategy in WIDE and chosen:
-            self.add_error("devices", _now("Choose no devices, or the placement “By hand”."))
+            self.add_error("devices", gettext("Choose no devices, or the placement “By hand”."))
 
     @cached_property
     def places(self) -> Places | None:

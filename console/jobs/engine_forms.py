@@ -8,7 +8,7 @@ from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator
 from django.db.models import QuerySet
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from console.fleet.models import Host
@@ -84,11 +84,11 @@ class InstallEngineForm(forms.Form):
         lines = [line.partition("#")[0].strip() for line in self.cleaned_data["constraints"].splitlines()]
         lines = [line for line in lines if line]
         if len(lines) > MOST_CONSTRAINTS:
-            raise ValidationError(_now("Give %(count)d lines at most.") % {"count": MOST_CONSTRAINTS})
+            raise ValidationError(gettext("Give %(count)d lines at most.") % {"count": MOST_CONSTRAINTS})
         for line in lines:
             if not re.match(CONSTRAINT_PATTERN, line):
                 raise ValidationError(
-                    _now("“%(line)s” is no constraint. Write a package and its bounds, such as numpy<2.3.")
+                    gettext("“%(line)s” is no constraint. Write a package and its bounds, such as numpy<2.3.")
                     % {"line": line[:80]}
                 )
         return lines
@@ -98,7 +98,7 @@ class InstallEngineForm(forms.Form):
         data: dict[str, Any] = super().clean() or {}
         if data.get("wheel_directory") and data.get("extra_index_urls"):
             self.add_error(
-                "wheel_directory", _now("With a directory of wheels no index is asked. Leave one of the two out.")
+                "wheel_directory", gettext("With a directory of wheels no index is asked. Leave one of the two out.")
             )
         return data
 

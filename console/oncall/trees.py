@@ -6,7 +6,7 @@ One change at a time is what all of them come to: each verdict names one thing t
 from collections.abc import Mapping
 
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy as lazy
+from django.utils.translation import gettext_lazy
 
 from console.common.spans import readable_bytes
 from console.oncall import tree_answers as answers
@@ -19,7 +19,7 @@ FIRST_SECONDS = 60
 LATER_SECONDS = 600
 SLOW_FACTOR = 3.0
 
-_NOT_OF_MEMORY = Question(lazy("Did it run out of memory?"), answers.was_memory, ends_on=Answer.NO)
+_NOT_OF_MEMORY = Question(gettext_lazy("Did it run out of memory?"), answers.was_memory, ends_on=Answer.NO)
 
 
 def _before_ready(facts: Facts) -> Found:
@@ -64,19 +64,21 @@ def _sequences(facts: Facts) -> Found:
 
 OOM_FIRST = Tree(
     "oom-first",
-    lazy("Out of memory at the start or at the first request"),
-    lazy("It doesn't come up, or ends with the first request after it has."),
+    gettext_lazy("Out of memory at the start or at the first request"),
+    gettext_lazy("It doesn't come up, or ends with the first request after it has."),
     (
         _NOT_OF_MEMORY,
-        Question(lazy("Does somebody else hold memory of its devices?"), answers.foreign_memory),
-        Question(lazy("Is memory left over from an earlier process?"), answers.leftover_memory),
-        Question(lazy("Is it too large for the device?"), answers.too_large),
-        Question(lazy("Do the weights fit, and only the cache doesn't?"), _profile_too_small),
-        Question(lazy("Does it end while graphs are captured?"), _captures_graphs),
-        Question(lazy("Does --gpu-memory-utilization leave too little?"), answers.utilization_too_high),
-        Question(lazy("Are very many sequences allowed at once?"), _sequences),
+        Question(gettext_lazy("Does somebody else hold memory of its devices?"), answers.foreign_memory),
+        Question(gettext_lazy("Is memory left over from an earlier process?"), answers.leftover_memory),
+        Question(gettext_lazy("Is it too large for the device?"), answers.too_large),
+        Question(gettext_lazy("Do the weights fit, and only the cache doesn't?"), _profile_too_small),
+        Question(gettext_lazy("Does it end while graphs are captured?"), _captures_graphs),
+        Question(gettext_lazy("Does --gpu-memory-utilization leave too little?"), answers.utilization_too_high),
+        Question(gettext_lazy("Are very many sequences allowed at once?"), _sequences),
     ),
-    lazy("None of the usual causes. Halve the context and start again: if it comes up, raise it until it doesn't."),
+    gettext_lazy(
+        "None of the usual causes. Halve the context and start again: if it comes up, raise it until it doesn't."
+    ),
     ("change", "log"),
 )
 
@@ -119,35 +121,35 @@ def _host_memory(facts: Facts) -> Found:
 
 OOM_LATER = Tree(
     "oom-later",
-    lazy("Out of memory after ten minutes"),
-    lazy("It serves for a while, and then ends for want of memory."),
+    gettext_lazy("Out of memory after ten minutes"),
+    gettext_lazy("It serves for a while, and then ends for want of memory."),
     (
         _NOT_OF_MEMORY,
-        Question(lazy("Had it been serving for a while?"), _later, ends_on=Answer.NO),
-        Question(lazy("Was it the host's RAM?"), _host_memory),
-        Question(lazy("Has somebody else taken memory since?"), answers.foreign_memory),
-        Question(lazy("Is the KV cache full?"), answers.cache_is_full),
-        Question(lazy("Are longer prompts the ones that fail?"), answers.failing_prompts_are_long),
-        Question(lazy("Does --gpu-memory-utilization leave too little?"), answers.utilization_too_high),
-        Question(lazy("Has the driver reported errors?"), answers.driver_reports_errors),
-        Question(lazy("Does it happen again and again?"), _repeats_itself),
+        Question(gettext_lazy("Had it been serving for a while?"), _later, ends_on=Answer.NO),
+        Question(gettext_lazy("Was it the host's RAM?"), _host_memory),
+        Question(gettext_lazy("Has somebody else taken memory since?"), answers.foreign_memory),
+        Question(gettext_lazy("Is the KV cache full?"), answers.cache_is_full),
+        Question(gettext_lazy("Are longer prompts the ones that fail?"), answers.failing_prompts_are_long),
+        Question(gettext_lazy("Does --gpu-memory-utilization leave too little?"), answers.utilization_too_high),
+        Question(gettext_lazy("Has the driver reported errors?"), answers.driver_reports_errors),
+        Question(gettext_lazy("Does it happen again and again?"), _repeats_itself),
     ),
-    lazy("Once, and no cause to be seen. Watch memory of its devices on the dashboard until it happens again."),
+    gettext_lazy("Once, and no cause to be seen. Watch memory of its devices on the dashboard until it happens again."),
     ("dashboard", "log"),
 )
 
 OOM_SOME = Tree(
     "oom-some",
-    lazy("Out of memory on some requests"),
-    lazy("Most requests are answered; some end the engine, or fail."),
+    gettext_lazy("Out of memory on some requests"),
+    gettext_lazy("Most requests are answered; some end the engine, or fail."),
     (
-        Question(lazy("Are the prompts that fail longer?"), answers.failing_prompts_are_long),
-        Question(lazy("Is the KV cache full when it happens?"), answers.cache_is_full),
-        Question(lazy("Are very many sequences allowed at once?"), _sequences),
-        Question(lazy("Does --gpu-memory-utilization leave too little?"), answers.utilization_too_high),
-        Question(lazy("Does somebody else hold memory of its devices?"), answers.foreign_memory),
+        Question(gettext_lazy("Are the prompts that fail longer?"), answers.failing_prompts_are_long),
+        Question(gettext_lazy("Is the KV cache full when it happens?"), answers.cache_is_full),
+        Question(gettext_lazy("Are very many sequences allowed at once?"), _sequences),
+        Question(gettext_lazy("Does --gpu-memory-utilization leave too little?"), answers.utilization_too_high),
+        Question(gettext_lazy("Does somebody else hold memory of its devices?"), answers.foreign_memory),
     ),
-    lazy("No pattern in what failed. Look at the requests that failed, and send one of them again alone."),
+    gettext_lazy("No pattern in what failed. Look at the requests that failed, and send one of them again alone."),
     ("requests", "log"),
 )
 
@@ -226,18 +228,18 @@ def _between_gpus(facts: Facts) -> Found:
 
 HANG = Tree(
     "hang",
-    lazy("It hangs"),
-    lazy("Requests get no answer, and it has not ended."),
+    gettext_lazy("It hangs"),
+    gettext_lazy("Requests get no answer, and it has not ended."),
     (
-        Question(lazy("Is its host silent?"), _is_silent),
-        Question(lazy("Is it still coming up?"), _is_starting),
-        Question(lazy("Is it only busy?"), _is_busy),
-        Question(lazy("Has the agent found it hung?"), _known_hung),
-        Question(lazy("Has the driver reported errors?"), answers.driver_reports_errors),
-        Question(lazy("Is shared memory used up?"), _shared_memory),
-        Question(lazy("Do its GPUs wait for each other?"), _between_gpus),
+        Question(gettext_lazy("Is its host silent?"), _is_silent),
+        Question(gettext_lazy("Is it still coming up?"), _is_starting),
+        Question(gettext_lazy("Is it only busy?"), _is_busy),
+        Question(gettext_lazy("Has the agent found it hung?"), _known_hung),
+        Question(gettext_lazy("Has the driver reported errors?"), answers.driver_reports_errors),
+        Question(gettext_lazy("Is shared memory used up?"), _shared_memory),
+        Question(gettext_lazy("Do its GPUs wait for each other?"), _between_gpus),
     ),
-    lazy(
+    gettext_lazy(
         "Nothing says that it hangs. Ask it in the playground; look at the route and the gateway if it answers there."
     ),
     ("playground", "routes"),
@@ -299,15 +301,17 @@ def _queues(facts: Facts) -> Found:
 
 SLOW_FIRST = Tree(
     "slow-first",
-    lazy("The first request is slow"),
-    lazy("After a start, or after a pause, the first answer takes much longer than the next ones."),
+    gettext_lazy("The first request is slow"),
+    gettext_lazy("After a start, or after a pause, the first answer takes much longer than the next ones."),
     (
-        Question(lazy("Is the first request slower than the others?"), _was_cold, ends_on=Answer.NO),
-        Question(lazy("Was it warmed up until it was stable?"), _warmed, ends_on=Answer.NO),
-        Question(lazy("Do requests queue?"), _queues),
-        Question(lazy("Is something compiled at first use?"), _compiles),
+        Question(gettext_lazy("Is the first request slower than the others?"), _was_cold, ends_on=Answer.NO),
+        Question(gettext_lazy("Was it warmed up until it was stable?"), _warmed, ends_on=Answer.NO),
+        Question(gettext_lazy("Do requests queue?"), _queues),
+        Question(gettext_lazy("Is something compiled at first use?"), _compiles),
     ),
-    lazy("It was warm. Give the warm-up prompts as long as the first real ones, and a target for the first token."),
+    gettext_lazy(
+        "It was warm. Give the warm-up prompts as long as the first real ones, and a target for the first token."
+    ),
     ("change",),
 )
 
@@ -359,18 +363,20 @@ def _golden_differs(facts: Facts) -> Found:
 
 INCONSISTENT = Tree(
     "inconsistent",
-    lazy("Answers are inconsistent"),
-    lazy("The same question is answered differently, or differently from before."),
+    gettext_lazy("Answers are inconsistent"),
+    gettext_lazy("The same question is answered differently, or differently from before."),
     (
-        Question(lazy("Does it differ at temperature 0?"), _repeats, ends_on=Answer.NO),
-        Question(lazy("Is the difference explained?"), _prefix_or_batch),
-        Question(lazy("Does it differ from the golden answer?"), _golden_differs),
-        Question(lazy("Has something changed since the last good start?"), answers.changed_since_good),
-        Question(lazy("Do several GPUs add up their parts by custom all-reduce?"), _custom_all_reduce),
-        Question(lazy("Are its files damaged?"), answers.files_are_damaged),
-        Question(lazy("Do the files answer well without the engine?"), answers.control_run, ends_on=Answer.NO),
+        Question(gettext_lazy("Does it differ at temperature 0?"), _repeats, ends_on=Answer.NO),
+        Question(gettext_lazy("Is the difference explained?"), _prefix_or_batch),
+        Question(gettext_lazy("Does it differ from the golden answer?"), _golden_differs),
+        Question(gettext_lazy("Has something changed since the last good start?"), answers.changed_since_good),
+        Question(gettext_lazy("Do several GPUs add up their parts by custom all-reduce?"), _custom_all_reduce),
+        Question(gettext_lazy("Are its files damaged?"), answers.files_are_damaged),
+        Question(gettext_lazy("Do the files answer well without the engine?"), answers.control_run, ends_on=Answer.NO),
     ),
-    lazy("Compare with the unquantised model, or with another engine version beside this one, on the same question."),
+    gettext_lazy(
+        "Compare with the unquantised model, or with another engine version beside this one, on the same question."
+    ),
     ("control_run", "change"),
 )
 
@@ -393,15 +399,15 @@ def _stuck(facts: Facts) -> Found:
 
 LEFTOVER = Tree(
     "leftover",
-    lazy("Memory is left over after a crash"),
-    lazy("It has ended, and the device's memory isn't back."),
+    gettext_lazy("Memory is left over after a crash"),
+    gettext_lazy("It has ended, and the device's memory isn't back."),
     (
-        Question(lazy("Are processes of ours left over?"), answers.leftover_memory),
-        Question(lazy("Does somebody else hold memory of its devices?"), answers.foreign_memory),
-        Question(lazy("Is memory held by nobody?"), _stuck),
-        Question(lazy("Has the driver reported errors?"), answers.driver_reports_errors),
+        Question(gettext_lazy("Are processes of ours left over?"), answers.leftover_memory),
+        Question(gettext_lazy("Does somebody else hold memory of its devices?"), answers.foreign_memory),
+        Question(gettext_lazy("Is memory held by nobody?"), _stuck),
+        Question(gettext_lazy("Has the driver reported errors?"), answers.driver_reports_errors),
     ),
-    lazy("All memory belongs to somebody who should have it."),
+    gettext_lazy("All memory belongs to somebody who should have it."),
     ("host",),
 )
 
@@ -447,18 +453,18 @@ def _fails_to_run(facts: Facts) -> Found:
 
 WHOSE_FAULT = Tree(
     "whose-fault",
-    lazy("Is the deployment at fault, or the model?"),
-    lazy("The answers are bad, off topic or garbled, and it isn't clear whom to call."),
+    gettext_lazy("Is the deployment at fault, or the model?"),
+    gettext_lazy("The answers are bad, off topic or garbled, and it isn't clear whom to call."),
     (
-        Question(lazy("Does it fail to run at all?"), _fails_to_run),
-        Question(lazy("Are its files damaged?"), answers.files_are_damaged),
-        Question(lazy("Did tokenizer or template fail?"), _template_or_tokenizer),
-        Question(lazy("Did something change since it was good?"), answers.changed_since_good),
-        Question(lazy("Is it quantised, and its answer bad?"), _quantised),
-        Question(lazy("Do the files answer well without the engine?"), answers.control_run, ends_on=Answer.NO),
-        Question(lazy("Was its test question answered well?"), _sane_answer, ends_on=Answer.NO),
+        Question(gettext_lazy("Does it fail to run at all?"), _fails_to_run),
+        Question(gettext_lazy("Are its files damaged?"), answers.files_are_damaged),
+        Question(gettext_lazy("Did tokenizer or template fail?"), _template_or_tokenizer),
+        Question(gettext_lazy("Did something change since it was good?"), answers.changed_since_good),
+        Question(gettext_lazy("Is it quantised, and its answer bad?"), _quantised),
+        Question(gettext_lazy("Do the files answer well without the engine?"), answers.control_run, ends_on=Answer.NO),
+        Question(gettext_lazy("Was its test question answered well?"), _sane_answer, ends_on=Answer.NO),
     ),
-    lazy(
+    gettext_lazy(
         "Deployment and files are sound. What is left is the model itself, the prompt, or sampling settings of the client."
     ),
     ("playground", "control_run"),
