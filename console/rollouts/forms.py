@@ -43,7 +43,7 @@ class RolloutForm(ReasonForm):
         help_text=gettext_lazy("What the new version switches on by itself starts switched off: one change at a time."),
     )  # fmt: skip
     weights = forms.CharField(
-        label=gettext_lazy("Steps (% of requests)"), initial=", ".join(map(str, USUAL_WEIGHTS)),
+        label=gettext_lazy("Steps (share of requests, %)"), initial=", ".join(map(str, USUAL_WEIGHTS)),
         help_text=gettext_lazy("Rising, up to 100."),
     )  # fmt: skip
     hold_minutes = forms.FloatField(
