@@ -27,6 +27,7 @@ from console.access.models import AuditEntry, Role, User
 from console.access.policies import Action
 from console.common.errors import Refused
 from console.common.forms import add_refusal
+from console.common.given import harmless
 from console.common.parts import confirmation, wants_part
 
 AUDIT_PAGE_SIZE = 50
@@ -253,7 +254,7 @@ def _as_csv(entries: QuerySet[AuditEntry]) -> StreamingHttpResponse:
                 entry.address,
                 str(entry.details or ""),
             ]
-            yield writer.writerow([entry.at.isoformat(), *map(_harmless, cells)])
+            yield writer.writerow([entry.at.isoformat(), *map(harmless, cells)])
 
     name = f"audit-{timezone.localdate():%Y-%m-%d}.csv"
     return StreamingHttpResponse(
@@ -261,8 +262,3 @@ def _as_csv(entries: QuerySet[AuditEntry]) -> StreamingHttpResponse:
         content_type="text/csv; charset=utf-8",
         headers={"Content-Disposition": f'attachment; filename="{name}"'},
     )
-
-
-def _harmless(cell: str) -> str:
-    # A spreadsheet would run a cell that begins like a formula, and reasons are free text.
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

@@ -12,6 +12,7 @@ from django.utils.text import slugify
 from console.benchmarks import presentation
 from console.benchmarks.curves import MEASURES
 from console.benchmarks.models import Benchmark
+from console.common.given import harmless
 
 KINDS = ("csv", "json", "html")
 
@@ -38,9 +39,8 @@ def _csv(benchmark: Benchmark) -> str:
         told = run.told
         values = ["" if told is None or (one := measure.of(told)) is None else one for measure in MEASURES.values()]
         counts = [told.completed, told.failed, told.seconds] if told else ["", "", ""]
-        # A text that begins like a formula must not become one in a spreadsheet.
-        writer.writerow([f"'{benchmark.title}" if benchmark.title[:1] in "=+-@" else benchmark.title, benchmark.state,
-                         run.by, run.load, run.repeat, *counts, *values, run.problem])  # fmt: skip
+        cells = [benchmark.title, benchmark.state, run.by, run.load, run.repeat, *counts, *values, run.problem]
+        writer.writerow([harmless(cell) for cell in cells])
     return buffer.getvalue()
 
 

@@ -1,5 +1,6 @@
 """A deployment's tab of benchmarks: its history, its gate, and the choice of a baseline."""
 
+from dataclasses import replace
 from typing import Any
 
 from django import forms
@@ -12,7 +13,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 from console.access import policies
 from console.access import services as access
 from console.access.policies import Action
-from console.benchmarks import gates, views
+from console.benchmarks import charts, gates, views
 from console.benchmarks.curves import points
 from console.benchmarks.forms import LoadFields, initial_of
 from console.benchmarks.gates import Gate, Limits
@@ -82,7 +83,7 @@ def deployment_benchmarks(request: HttpRequest, pk: int) -> HttpResponse:
     rows = policies.visible(request.user, views.rows()).filter(deployment=deployment).order_by("-pk")[:SHOWN]
     context = deployments.frame(deployment, "benchmarks") | {
         "gate": gates.gate_of(deployment),
-        "chart": gates.history_chart([one for one in whole if one.pk in curves], curves),
+        "chart": charts.history([one for one in whole if one.pk in curves], curves),
         "rows": rows,
         "baselines": set(
             Baseline.objects.filter(benchmark__deployment=deployment).values_list("benchmark_id", flat=True)
@@ -115,8 +116,7 @@ def _apply(deployment: Any, wanted: dict[str, Any], *, reason: str, user: Any) -
     spec = deployment.current_spec
     if spec is None:
         raise Refused(_("%(name)s has no spec yet.") % {"name": deployment})
-    wish = Wish.of_spec(spec)
-    changes.change(deployment, Wish(**{**wish.__dict__, "gate": wanted}), reason=reason, actor=user)
+    changes.change(deployment, replace(Wish.of_spec(spec), gate=wanted), reason=reason, actor=user)
 
 
 @require_http_methods(["GET", "POST"])

@@ -5,7 +5,7 @@ then the newest of the deployment, so that a change of the engine or of argument
 the newest of the same model on the same kind of device. Where there is none, the first measurement becomes it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -256,57 +256,3 @@ def gate_of(deployment: Deployment) -> Gate | None:
     """The gate that is in force."""
     spec = deployment.current_spec
     return Gate.model_validate(spec.gate) if spec is not None and spec.gate else None
-
-
-def history_chart(rows: Sequence[Benchmark], curves: Mapping[int, Sequence[Point]]) -> dict[str, Any] | None:
-    """First token and throughput over a deployment's measurements; a vertical line where its spec changed."""
-    told = [
-        (one, point)
-        for one in rows
-        if (point := _middle(curves[one.pk])) is not None
-    ]  # fmt: skip
-    if not told:
-        return None
-    moments = [one.created_at.isoformat() for one, _point in told]
-    names = [
-        _("spec %(number)s, vLLM %(engine)s, %(load)s") % {
-            "number": one.subject.get("spec", "–"), "engine": one.subject.get("engine_version", "–"),
-            "load": charts.load_name(point.by, point.load),
-        }
-        for one, point in told
-    ]  # fmt: skip
-    changed = [
-        moment for (before, _p), (after, _q), moment in zip(told, told[1:], moments[1:], strict=False)
-        if before.subject.get("spec") != after.subject.get("spec")
-    ]  # fmt: skip
-    lines = (
-        ("ttft_p95", _("first token p95 (ms)"), "accent", "y"),
-        ("output_tokens_per_second", _("tokens/s"), "calm", "y2"),
-    )
-    return {
-        "data": [
-            {
-                "type": "scatter", "mode": "lines+markers", "name": title, "x": moments, "yaxis": axis, "text": names,
-                "y": [point.median(key) for _one, point in told], "line": {"color": colour, "width": 2},
-                "marker": {"color": colour, "size": 8}, "hovertemplate": "%{text}: %{y:.1f}<extra></extra>",
-            }
-            for key, title, colour, axis in lines
-        ],
-        "layout": {
-            "height": 280, "legend": {"orientation": "h", "y": 1.15}, "xaxis": {"type": "date", "automargin": True},
-            "yaxis": {"title": {"text": lines[0][1]}, "automargin": True, "rangemode": "tozero"},
-            "yaxis2": {"title": {"text": lines[1][1]}, "automargin": True, "rangemode": "tozero", "overlaying": "y",
-                       "side": "right", "showgrid": False},
-            "shapes": [
-                {"type": "line", "x0": moment, "x1": moment, "yref": "paper", "y0": 0, "y1": 1,
-                 "line": {"width": 1, "dash": "dot", "color": "#8b93a7"}}
-                for moment in changed
-            ],
-        },
-    }  # fmt: skip
-
-
-def _middle(found: Sequence[Point]) -> Point | None:
-    """The load that stands for a benchmark in its history: the middle one that completed something."""
-    told = [point for point in found if point.median("ttft_p95") is not None]
-    return told[len(told) // 2] if told else None

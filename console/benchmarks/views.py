@@ -17,13 +17,16 @@ from console.access import policies, share_links
 from console.access import services as access
 from console.access.models import User
 from console.access.policies import Action
+from console.access.share_pages import ask_for_link, render_shared
 from console.benchmarks import charts, comparison, exports, presentation, services, subjects
 from console.benchmarks.curves import points
 from console.benchmarks.filters import BenchmarkFilter
 from console.benchmarks.forms import BenchmarkForm, DescribeForm, initial_of
 from console.benchmarks.models import Benchmark
+from console.benchmarks.profiles import PROFILES
 from console.common.errors import Refused
 from console.common.forms import add_refusal
+from console.common.given import whole_number
 from console.jobs.asking import ask
 
 PAGE_SIZE = 50
@@ -69,16 +72,13 @@ def benchmark_new(request: HttpRequest) -> HttpResponse:
 
 
 def _initial(request: HttpRequest, user: User) -> dict[str, Any]:
-    given = request.GET.get("from", "")
-    if given.isascii() and given.isdigit() and len(given) < 19:
-        return initial_of(find(user, int(given), Action.VIEW))
+    if (earlier := whole_number(request.GET.get("from", ""))) is not None:
+        return initial_of(find(user, earlier, Action.VIEW))
     return {"instance": request.GET.get("instance", "")}
 
 
 def profiles() -> list[dict[str, Any]]:
     """The profiles as the forms show them."""
-    from console.benchmarks.profiles import PROFILES
-
     names = ("input_tokens", "output_tokens", "spread", "prefix_tokens", "prefixes")
     return [
         {"key": one.key, "about": one.about, "lengths": {name: getattr(one.workload, name) for name in names}}
@@ -172,7 +172,7 @@ def benchmark_raw(request: HttpRequest, pk: int, key: str) -> HttpResponse:
 @require_GET
 def benchmark_compare(request: HttpRequest) -> HttpResponse:
     """Several side by side; of the first two the difference at each load, and whether it is real."""
-    wanted = [int(one) for one in request.GET.getlist("id") if one.isascii() and one.isdigit() and len(one) < 19]
+    wanted = [pk for one in request.GET.getlist("id") if (pk := whole_number(one)) is not None]
     found = {one.pk: one for one in policies.visible(request.user, rows()).filter(pk__in=wanted)}
     chosen = [found[pk] for pk in dict.fromkeys(wanted) if pk in found][:MOST_COMPARED]
     context = compared(chosen)
@@ -203,23 +203,14 @@ def compared(chosen: list[Benchmark]) -> dict[str, Any]:
 def benchmark_share(request: HttpRequest, pk: int) -> HttpResponse:
     """Make a link that shows this benchmark without an account."""
     benchmark = find(request.user, pk, Action.VIEW)
-    context: dict[str, Any] = {"benchmark": benchmark, "chosen": 24, "link": "", "error": ""}
-    status = 200
-    if request.method == "POST":
-        try:
-            hours = int(request.POST.get("hours", ""))
-            user = policies.require(request.user, Action.VIEW)
-            token = share_links.make(pk, salt=SHARE_SALT, hours=hours, actor=user)
-            access.record(actor=user, action="benchmark.share", target=benchmark.title,
-                          target_url=f"/benchmarks/{pk}/", hours=hours)  # fmt: skip
-            context |= {"link": f"{env.public_url()}{reverse('shared_benchmark', args=[token])}", "chosen": hours}
-        except (ValueError, Refused) as error:
-            context["error"] = str(error) if isinstance(error, Refused) else _("Choose for how long.")
-            status = 400
-    template = "benchmarks/_share.html" if request.htmx else "benchmarks/share.html"  # type: ignore[attr-defined]
-    response = render(request, template, context, status=status)
-    response["Cache-Control"] = "no-store"
-    return response
+
+    def link_of(user: User, hours: int) -> str:
+        token = share_links.make(pk, salt=SHARE_SALT, hours=hours, actor=user)
+        access.record(actor=user, action="benchmark.share", target=benchmark.title,
+                      target_url=f"/benchmarks/{pk}/", hours=hours)  # fmt: skip
+        return f"{env.public_url()}{reverse('shared_benchmark', args=[token])}"
+
+    return ask_for_link(request, "benchmarks", {"benchmark": benchmark}, link_of)
 
 
 @login_not_required
@@ -230,8 +221,4 @@ def shared_benchmark(request: HttpRequest, token: str) -> HttpResponse:
     benchmark = find(opened.by, opened.key, Action.VIEW)
     context = presentation.context(benchmark, request.GET.get("load", ""))
     context["until"] = datetime.fromtimestamp(opened.until, tz=UTC)
-    response = render(request, "benchmarks/shared.html", context)
-    # The address itself is the key: it must not travel in a Referer or stay in a cache.
-    response["Referrer-Policy"] = "no-referrer"
-    response["Cache-Control"] = "no-store"
-    return response
+    return render_shared(request, "benchmarks/shared.html", context)

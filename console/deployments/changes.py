@@ -15,7 +15,7 @@ from console.common import live
 from console.common.errors import Refused
 from console.common.spans import readable_duration
 from console.common.states import move
-from console.deployments import arguments_check, claims, gates, holds, launches, rooms, services
+from console.deployments import arguments_check, claims, gates, launches, rooms, services
 from console.deployments.models import Deployment, Instance, Spec
 from console.fleet.models import Engine
 from console.jobs import copy_fetching
@@ -268,9 +268,7 @@ def change(
     arguments_check.refuse_guarded(wish.arguments, engine=wish.engine, actor=actor)
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(pk=deployment.pk)
-        holds.refuse_while_held(deployment)
-        if busy := jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk):
-            raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
+        services.refuse_while_busy(deployment)
         wish = replace(wish, copy=copy_fetching.stored(wish.copy))
         claims.lock(wish.as_spec(deployment, 0))
         planned = effect(deployment, wish)

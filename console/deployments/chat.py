@@ -109,9 +109,14 @@ async def stream(endpoint: Endpoint, conversation: Conversation) -> AsyncIterato
         yield measured.as_event()
 
 
+def content_of(line: str) -> str:
+    """The JSON that a line of a stream carries; empty for the other lines, the last one among them."""
+    content = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+    return "" if content == "[DONE]" else content
+
+
 def _events(line: str, measured: Measured) -> list[dict[str, Any]]:
-    content = line.removeprefix("data:").strip()
-    if not line.startswith("data:") or content == "[DONE]":
+    if not (content := content_of(line)):
         return []
     try:
         chunk = json.loads(content)

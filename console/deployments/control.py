@@ -22,8 +22,7 @@ def control_run(instance: Instance, *, actor: User | None, reason: str) -> Job:
     if not instance.engine.present:
         gone = _("%(engine)s is no longer installed on %(host)s.") % {"engine": instance.engine, "host": instance.host}
         raise Refused(gone)
-    if busy := jobs.live_jobs(subject_kind="instance", subject_id=instance.pk):
-        raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
+    jobs.refuse_while_busy(subject_kind="instance", subject_id=instance.pk)
     probe = Probe.model_validate(spec.probe)
     payload = ControlRunPayload(
         engine=instance.engine.key,

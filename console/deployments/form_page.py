@@ -21,8 +21,6 @@ from workers.vllm.arguments import (
     reserved,
 )
 
-ESSENTIAL_ROWS = ("replicas",)
-
 
 @dataclass(frozen=True)
 class ArgumentRow:

@@ -12,6 +12,7 @@ from django.views.decorators.http import require_GET
 
 from console.access import policies
 from console.access.policies import Action
+from console.common.given import whole_number
 from console.deployments import log_index, log_reading
 from console.deployments.log_index import LogIndex, Match
 from console.deployments.models import Attempt, Instance
@@ -122,7 +123,7 @@ async def _matches(index: LogIndex, wanted: Match) -> AsyncIterator[bytes]:
 
 
 def _number(value: str) -> int | None:
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else None
+    return whole_number(value, digits=9)
 
 
 @require_GET

@@ -129,8 +129,7 @@ def start(deployment: Deployment, *, actor: User | None, reason: str) -> Job:
                 _("%(name)s is %(state)s; only a stopped or failed deployment can be started.")
                 % {"name": deployment, "state": deployment.look.word}
             )
-        if busy := jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk):
-            raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
+        jobs.refuse_while_busy(subject_kind="deployment", subject_id=deployment.pk)
         access.record(
             actor=actor, action="deployment.start", target=deployment.name, target_url=_url(deployment), reason=reason
         )
@@ -262,7 +261,7 @@ def restart(instance: Instance, *, actor: User | None, reason: str) -> Job:
     with transaction.atomic():
         instance = Instance.objects.select_for_update().select_related("deployment", "spec", "host").get(pk=instance.pk)
         deployment = instance.deployment
-        _refuse_while_busy(deployment)
+        refuse_while_busy(deployment)
         if not instance.ordered:
             raise Refused(_("%(name)s does not run. Start its deployment instead.") % {"name": instance})
         claims.take_again(instance)
@@ -300,7 +299,7 @@ def restart_all(deployment: Deployment, *, actor: User | None, reason: str) -> J
     """Restart a deployment's instances one after the other: the next one ends only when the one before serves again."""
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(pk=deployment.pk)
-        _refuse_while_busy(deployment)
+        refuse_while_busy(deployment)
         running = list(
             deployment.instances.filter(ordered=True, run=True).select_related("host", "spec").order_by("number")
         )
@@ -360,7 +359,7 @@ def stop(deployment: Deployment, *, actor: User | None, reason: str) -> Job:
 def stop_some(deployment: Deployment, instances: Sequence[Instance], *, actor: User | None, reason: str) -> Job:
     """Stop some of a deployment's instances; the others go on serving, and it stands as degraded meanwhile."""
     with transaction.atomic():
-        _refuse_while_busy(deployment)
+        refuse_while_busy(deployment)
         names = ", ".join(map(str, instances))
         access.record(
             actor=actor, action="deployment.stop_some", target=names[:200], target_url=_url(deployment), reason=reason
@@ -418,7 +417,7 @@ def delete(deployment: Deployment, *, actor: User | None, reason: str) -> None:
             )
         if deployment.instances.filter(ordered=True).exists():
             raise Refused(_("An instance of %(name)s has not been seen stopped yet.") % {"name": deployment})
-        _refuse_while_busy(deployment)
+        refuse_while_busy(deployment)
         access.record(actor=actor, action="deployment.delete", target=deployment.name, reason=reason)
         Deployment.objects.filter(pk=deployment.pk).update(current_spec=None)
         deployment.instances.all().delete()
@@ -433,12 +432,14 @@ def endpoint(deployment: Deployment) -> Endpoint | None:
 
 def endpoints(deployment: Deployment) -> list[Endpoint]:
     """One for each ready instance, in their order. All have the deployment's key and name."""
-    ready = deployment.instances.filter(state="ready").exclude(port=None).select_related("host").order_by("number")
-    key = decrypt(deployment.api_key)
-    return [
-        Endpoint(f"http://{one.host.facts.get('address', '127.0.0.1')}:{one.port}", key, deployment.name)
-        for one in ready
-    ]
+    ready = deployment.instances.filter(state="ready").exclude(port=None).select_related("host", "deployment")
+    return [endpoint_of(one) for one in ready.order_by("number")]
+
+
+def endpoint_of(instance: Instance) -> Endpoint:
+    """Where one instance answers."""
+    deployment = instance.deployment
+    return Endpoint(f"http://{instance.host.address}:{instance.port}", decrypt(deployment.api_key), deployment.name)
 
 
 def command_line(spec: Spec) -> list[str]:
@@ -525,10 +526,10 @@ def _state_of(deployment: Deployment, instances: list[Instance], *, busy: bool) 
     return "failed", (crashed.state_reason if crashed else deployment.state_reason)
 
 
-def _refuse_while_busy(deployment: Deployment) -> None:
+def refuse_while_busy(deployment: Deployment) -> None:
+    """Raise Refused while somebody holds the deployment as it is, or a job works on it."""
     holds.refuse_while_held(deployment)
-    if busy := jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk):
-        raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
+    jobs.refuse_while_busy(subject_kind="deployment", subject_id=deployment.pk)
 
 
 def check_placement(host: Host, *, devices: Sequence[str], replicas: int, port: int | None = None) -> None:

@@ -94,6 +94,11 @@ class Host(Owned, Stateful):
         )
 
     @property
+    def address(self) -> str:
+        """Where other machines reach its instances: as it told, else on this one."""
+        return str(self.facts.get("address") or "127.0.0.1")
+
+    @property
     def join_token_expired(self) -> bool:
         """True if a join command was made that nobody ran in time."""
         return (

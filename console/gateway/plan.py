@@ -144,7 +144,7 @@ def _servers(deployments: set[int]) -> dict[int, list[_Found]]:
     for instance in instances:
         server = Server(
             instance=instance.pk,
-            address=str(instance.host.facts.get("address") or "127.0.0.1"),
+            address=instance.host.address,
             port=instance.port or 0,
             draining=instance.state == "draining" or not instance.run,
         )

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_GET
 from console.access import policies
 from console.access.models import Team
 from console.access.policies import Action
+from console.common.given import harmless
 from console.gateway import usage
 from console.gateway.models import GatewayRequest, TeamLimits, UsageDay
 
@@ -83,12 +84,7 @@ def _as_csv(rows: QuerySet[UsageDay]) -> StreamingHttpResponse:
     def lines() -> Iterator[str]:
         yield writer.writerow(HEADS)
         for cells in rows.order_by("day", "key__name", "route").values_list(*columns).iterator(chunk_size=500):
-            yield writer.writerow([_harmless(cell) for cell in cells])
+            yield writer.writerow([harmless(cell) for cell in cells])
 
     headers = {"Content-Disposition": f'attachment; filename="usage-{usage.today()}.csv"'}
     return StreamingHttpResponse(lines(), content_type="text/csv; charset=utf-8", headers=headers)
-
-
-def _harmless(cell: object) -> object:
-    # A spreadsheet would run a cell that begins like a formula.
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

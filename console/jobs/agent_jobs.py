@@ -28,8 +28,7 @@ def upgrade_agent(host: Host, *, actor: User | None, reason: str) -> Job:
         version=wheel.version, wheel=wheel.name, sha256=wheel.sha256, offline=env.environment().wheels_dir is not None
     )
     with transaction.atomic():
-        if busy := services.live_jobs(subject_kind="host", subject_id=host.pk):
-            raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
+        services.refuse_while_busy(subject_kind="host", subject_id=host.pk)
         access.record(
             actor=actor, action="host.upgrade_agent", target=host.name, target_url=f"/hosts/{host.pk}/",
             reason=reason, before=host.agent_version, after=wheel.version,

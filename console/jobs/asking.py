@@ -20,8 +20,8 @@ def ask(
 ) -> HttpResponse:
     """Ask for a reason, then `act(user, reason)`.
 
-    The page of the job that comes of it follows, or the page named `then`. `context`: title, heading, consequences,
-    button, back, danger. The caller has authorised the action already. As a dialog when htmx asks.
+    The page of the job that comes of it follows, or the page `then`, a name or an address. `context`: title, heading,
+    consequences, button, back, danger. The caller has authorised the action already. As a dialog when htmx asks.
     """
     form = ReasonForm(request.POST or None)
     if request.method == "POST" and form.is_valid():

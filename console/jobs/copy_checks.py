@@ -13,7 +13,7 @@ from console.common import live
 from console.common.errors import Refused
 from console.common.states import move
 from console.jobs.models import LIVE_STATES, Job, Step
-from console.jobs.services import PlannedStep, live_jobs
+from console.jobs.services import PlannedStep, refuse_while_busy
 from workers.contracts import StepKind
 from workers.step_payloads import VerifyPayload
 
@@ -139,8 +139,7 @@ def refuse_busy(copy: Copy) -> None:
     """Raise Refused while another job works on a copy, or when it is gone."""
     if copy.state == "removed":
         raise Refused(_("This copy was removed from %(host)s.") % {"host": copy.host})
-    if busy := live_jobs(subject_kind="copy", subject_id=copy.pk):
-        raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
+    refuse_while_busy(subject_kind="copy", subject_id=copy.pk)
     if fetching := _fetching(copy):
         raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": fetching})
     if given := Job.objects.filter(state__in=LIVE_STATES, payload__giver=copy.pk).first():

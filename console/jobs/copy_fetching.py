@@ -14,6 +14,7 @@ from console.access import policies
 from console.access.models import User
 from console.catalog.models import Copy, File, Revision
 from console.common.errors import Refused
+from console.common.given import whole_number
 from console.fleet.models import Host
 from console.jobs import copy_jobs, copy_sharing
 from console.jobs.kinds import JobHandler, handler_of_kind
@@ -78,11 +79,12 @@ def _revisions(user: User) -> Iterator[Revision]:
 
 def find(user: User, value: str) -> Absent | None:
     """The revision and host that a form's value means; None if there is none, or not for this person."""
-    revision_id, _at, host_id = value.partition("@")
-    if not (revision_id.isascii() and revision_id.isdigit() and host_id.isascii() and host_id.isdigit()):
+    before, _at, after = value.partition("@")
+    revision_id, host_id = whole_number(before), whole_number(after)
+    if revision_id is None or host_id is None:
         return None
-    hosts = policies.visible(user, Host.objects.exclude(public_key="").filter(pk=int(host_id)))
-    revisions = Revision.objects.select_related("model__origin").filter(pk=int(revision_id))
+    hosts = policies.visible(user, Host.objects.exclude(public_key="").filter(pk=host_id))
+    revisions = Revision.objects.select_related("model__origin").filter(pk=revision_id)
     host, revision = hosts.first(), policies.visible(user, revisions, team_path="model__team").first()
     if host is None or revision is None:
         return None

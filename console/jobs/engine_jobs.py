@@ -216,8 +216,7 @@ def _about(
     engine: Engine, kind: str, title: str, step: StepKind, payload: BaseModel, actor: User | None, *, reason: str = "",
     seconds: float = EXAMINE_SECONDS,
 ) -> Job:  # fmt: skip
-    if busy := services.live_jobs(subject_kind="engine", subject_id=engine.pk):
-        raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
+    services.refuse_while_busy(subject_kind="engine", subject_id=engine.pk)
     with transaction.atomic():
         access.record(
             actor=actor, action=f"engine.{kind.partition('_')[0]}", target=f"{engine} · {engine.host}", reason=reason,

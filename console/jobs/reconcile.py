@@ -1,5 +1,6 @@
 """The beat that makes sure: steps that nobody answered are sent again, lost leases end, lost keys are published again."""
 
+import time
 from datetime import datetime, timedelta
 
 import structlog
@@ -110,6 +111,16 @@ def _note_silence(step: Step) -> None:
     latest = step.job.events.filter(step=step).order_by("-seq").first()
     if latest is None or latest.text != text:
         services.note(step.job, text, step=step, level=Level.WARNING)
+
+
+def ingest_is_current() -> bool:
+    """True while hosts' reports are being read. Without them nothing is concluded: what is late is not gone."""
+    try:
+        at = broker.connection().hget(INGEST_PULSE, "at")
+    except RedisError as error:
+        log.warning("broker away: nothing is concluded", error=str(error))
+        return False
+    return at is not None and time.time() - float(str(at)) < INGEST_LAG_SECONDS
 
 
 def _ingest_started_at() -> datetime | None:

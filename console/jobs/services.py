@@ -319,7 +319,13 @@ def live_jobs(*, subject_kind: str, subject_id: int) -> list[Job]:
     )
 
 
+def refuse_while_busy(*, subject_kind: str, subject_id: int) -> None:
+    """Raise Refused while another job about an object may still change."""
+    if busy := live_jobs(subject_kind=subject_kind, subject_id=subject_id):
+        raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
+
+
 __all__ = [
     "LostRace", "PlannedStep", "advance", "cancel", "create", "finished", "interrupt", "live_jobs", "note",
-    "progressed", "retry", "started", "took_part",
+    "progressed", "refuse_while_busy", "retry", "started", "took_part",
 ]  # fmt: skip

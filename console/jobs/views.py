@@ -12,6 +12,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 from console.access import policies
 from console.access.models import User
 from console.access.policies import Action
+from console.common.given import whole_number
 from console.jobs import engine_presentation, presentation, services
 from console.jobs.asking import ask
 from console.jobs.check_rows import check_rows
@@ -121,7 +122,7 @@ def _page(rows: QuerySet[Job], query: Any) -> tuple[list[Job], int | None, int |
 
 
 def _pk(value: str | None) -> int | None:
-    return int(value) if value and value.isascii() and value.isdigit() and len(value) < 19 else None
+    return whole_number(value or "")
 
 
 def _attach_steps(jobs: list[Job]) -> None:

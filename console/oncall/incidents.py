@@ -4,7 +4,6 @@ What is broken now is read off the rows. What broke and was well again between t
 behind the position where the last round stopped, so that a crash that was answered within a second has its incident as well.
 """
 
-import time
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,18 +12,17 @@ import structlog
 from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from redis.exceptions import RedisError
 
 from console.access.models import Team
 from console.common import live
-from console.common.broker import connection
+from console.common.broker import alone
 from console.common.models import StateChange
 from console.common.states import move
 from console.deployments import what_changed
 from console.deployments.models import Deployment, Instance
 from console.fleet.models import Host
 from console.fleet.presentation import is_removed
-from console.jobs.reconcile import INGEST_LAG_SECONDS, INGEST_PULSE
+from console.jobs.reconcile import ingest_is_current
 from console.oncall import causes
 from console.oncall.causes import Cause
 from console.oncall.impact import impacts_in
@@ -42,23 +40,9 @@ MOST_CHANGES = 2000
 
 def run() -> None:
     """One round, unless another process is at it. While reports are late nothing is concluded: what is late is not gone."""
-    redis = connection()
-    if not redis.set(LOCK, "1", nx=True, ex=LOCK_SECONDS):
-        return
-    try:
-        if _ingest_is_current():
+    with alone(LOCK, seconds=LOCK_SECONDS) as is_ours:
+        if is_ours and ingest_is_current():
             watch()
-    finally:
-        redis.delete(LOCK)
-
-
-def _ingest_is_current() -> bool:
-    try:
-        at = connection().hget(INGEST_PULSE, "at")
-    except RedisError as error:
-        log.warning("incidents wait for the broker", error=str(error))
-        return False
-    return at is not None and time.time() - float(str(at)) < INGEST_LAG_SECONDS
 
 
 def watch(*, now: datetime | None = None) -> None:

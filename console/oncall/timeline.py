@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -64,7 +65,7 @@ class _Scope:
         found: int | None = self.incident.about.get("host")
         return found
 
-    @property
+    @cached_property
     def instances(self) -> dict[int, str]:
         """Those of its deployment, also ones that came later; those of its host as they were."""
         rows = Instance.objects.filter(pk__in=self.incident.about.get("instances", []))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from django.utils.functional import Promise
+from django.utils.translation import gettext as _
 
 from console.common.states import Look
 from console.oncall.tree_facts import Facts
@@ -63,8 +64,6 @@ class Row:
     @property
     def look(self) -> Look:
         """How the answer is shown: what ends the tree in red, what rules a cause out in green."""
-        from django.utils.translation import gettext as _
-
         if self.found is None:
             return Look(_("not asked"), "circle", "grey")
         words = {Answer.YES: _("yes"), Answer.NO: _("no"), Answer.UNKNOWN: _("not known")}

@@ -120,6 +120,7 @@ def gather(instance: Instance) -> Facts:
     since = what_changed.since_good(instance.deployment)
     launch = Launch.objects.filter(attempt__instance=instance).first()
     host_facts = facts_of(instance.host.facts)
+    claimed = {one.device.uuid: one.nbytes for one in instance.claims.select_related("device")}
     checks = next((one.validation.get("checks") for one in attempts if one.validation.get("checks")), None) or []
     return Facts(
         name=str(instance),
@@ -130,10 +131,10 @@ def gather(instance: Instance) -> Facts:
         arguments=claims.arguments_of(instance),
         now=current.of_instances([instance.uuid]).get(instance.uuid),
         live=live_of(instance.host.vitals) if instance.host.is_online else None,
-        devices=[one.device.uuid for one in instance.claims.select_related("device")],
+        devices=list(claimed),
         instance_id=str(instance.uuid),
         known_instances=_known(instance),
-        claims={one.device.uuid: one.nbytes for one in instance.claims.select_related("device")},
+        claims=claimed,
         xids=len(host_facts.xid.events) if host_facts else 0,
         checks={str(one.get("name")): one for one in checks},
         control=_result(StepKind.CONTROL_RUN, subject=instance.pk),

@@ -1,4 +1,4 @@
-"""The decision trees of the guides: seven symptoms, each with questions that Slipway answers itself.
+"""The decision trees of the guides: eight symptoms, each with questions that Slipway answers itself.
 
 One change at a time is what all of them come to: each verdict names one thing to do, and the tree can be walked again after it.
 """
@@ -16,19 +16,9 @@ from console.oncall.tree_facts import Facts
 
 FIRST_SECONDS = 60
 """An end within so long of being ready counts as one at the first requests."""
-LATER_SECONDS = 600
 SLOW_FACTOR = 3.0
 
 _NOT_OF_MEMORY = Question(gettext_lazy("Did it run out of memory?"), answers.was_memory, ends_on=Answer.NO)
-
-
-def _before_ready(facts: Facts) -> Found:
-    if facts.end is None:
-        return not_known(_("It has not ended by itself."))
-    fact = _("It ran for %(ran)s and was ready for %(ready)s.") % {
-        "ran": seconds(facts.end.ran_seconds), "ready": seconds(facts.end.ready_seconds),
-    }  # fmt: skip
-    return Found(Answer.YES if facts.end.ready_seconds is None else Answer.NO, fact)
 
 
 def _captures_graphs(facts: Facts) -> Found:

@@ -15,6 +15,7 @@ from console.access.models import User
 from console.access.policies import Action
 from console.common.errors import Refused
 from console.common.forms import add_refusal
+from console.common.given import whole_number
 from console.common.parts import confirmation
 from console.deployments import changes, draining
 from console.deployments.models import Deployment
@@ -158,8 +159,7 @@ def _subject(request: HttpRequest) -> Deployment | Host:
 
 
 def _number(request: HttpRequest, name: str) -> int | None:
-    value = request.GET.get(name, "")
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else None
+    return whole_number(request.GET.get(name, ""))
 
 
 def _broken(user: User) -> list[Deployment]:

@@ -15,10 +15,9 @@ from django.db import close_old_connections
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from console.common.secrets import decrypt
 from console.deployments import chat
 from console.deployments.models import Instance
-from console.deployments.services import Endpoint
+from console.deployments.services import Endpoint, endpoint_of
 from console.rollouts import models, services
 from console.rollouts.models import Rollout
 from workers.contracts import Probe
@@ -80,8 +79,7 @@ def _body(endpoint: Endpoint, probe: Probe, max_tokens: int) -> dict[str, Any]:
 def _read(lines: Iterable[str], began: float, patience_seconds: float) -> Answer:
     text, first, last, pieces, reason = "", None, began, 0, ""
     for line in lines:
-        content = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or content == "[DONE]":
+        if not (content := chat.content_of(line)):
             continue
         chunk = json.loads(content)
         if "error" in chunk:
@@ -101,12 +99,6 @@ def _read(lines: Iterable[str], began: float, patience_seconds: float) -> Answer
             return Answer(trouble="silent", detail=_("No token within %(seconds)g s.") % {"seconds": patience_seconds})
     pace = (last - first) / (pieces - 1) if first is not None and pieces > 1 else None
     return Answer(text, first - began if first is not None else None, pace, reason)
-
-
-def endpoint_of(instance: Instance) -> Endpoint:
-    """Where one instance answers."""
-    address = instance.host.facts.get("address", "127.0.0.1")
-    return Endpoint(f"http://{address}:{instance.port}", decrypt(instance.deployment.api_key), instance.deployment.name)
 
 
 def judged(answer: Answer, probe: Probe) -> Answer:

@@ -120,10 +120,7 @@ def start(deployment: Deployment, wish: Wish, plan: Plan, *, actor: User | None,
     arguments_check.refuse_guarded(wish.arguments, engine=wish.engine, actor=actor)
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(pk=deployment.pk)
-        if why := why_held(deployment):
-            raise Refused(why)
-        if busy := jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk):
-            raise Refused(_("“%(job)s” still runs. Wait for it or cancel it.") % {"job": busy[0]})
+        deployments.refuse_while_busy(deployment)
         claims.lock(wish.as_spec(deployment, 0))
         found = preview(deployment, wish, plan)
         deployments.check_copy(wish.as_spec(deployment, 0))

@@ -11,13 +11,13 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import policies
-from console.access.models import User
 from console.access.policies import Action
 from console.common.errors import Refused
-from console.common.forms import ReasonForm, add_refusal
-from console.common.parts import confirmation
+from console.common.forms import add_refusal
+from console.common.given import whole_number
 from console.deployments.models import Deployment
 from console.deployments.spec_difference import compare
+from console.jobs.asking import ask
 from console.rollouts import presentation, services
 from console.rollouts.forms import RolloutForm
 from console.rollouts.models import Happening, Rollout, RolloutStep
@@ -41,8 +41,8 @@ def rollout_list(request: HttpRequest) -> HttpResponse:
     """All rollouts, newest first; of one deployment with `?deployment=PK`."""
     rows = policies.visible(request.user, _rows())
     chosen = request.GET.get("deployment", "")
-    if chosen.isascii() and chosen.isdigit() and len(chosen) < 19:
-        rows = rows.filter(deployment=int(chosen))
+    if (deployment := whole_number(chosen)) is not None:
+        rows = rows.filter(deployment=deployment)
     page = Paginator(rows.order_by("-pk"), PAGE_SIZE).get_page(request.GET.get("page"))
     shown = [(rollout, presentation.sentence(rollout)) for rollout in page]
     return render(request, "rollouts/list.html", {"page": page, "rollouts": shown, "filtered": bool(chosen)})
@@ -133,17 +133,9 @@ def rollout_abort(request: HttpRequest, pk: int) -> HttpResponse:
 def _ask(
     request: HttpRequest, rollout: Rollout, act: Any, button: str, consequences: list[str], *, danger: bool = False
 ) -> HttpResponse:
-    form = ReasonForm(request.POST or None)
-    if request.method == "POST" and form.is_valid():
-        actor: User = policies.require(request.user, Action.OPERATE)
-        try:
-            act(rollout, actor=actor, reason=form.cleaned_data["reason"])
-        except Refused as refusal:
-            add_refusal(form, refusal)
-        else:
-            return redirect("rollout_detail", pk=rollout.pk)
+    there = reverse("rollout_detail", args=[rollout.pk])
     context = {
-        "form": form, "title": f"{button}: {rollout}", "heading": f"{button}: {rollout}", "consequences": consequences,
-        "button": button, "danger": danger, "back": reverse("rollout_detail", args=[rollout.pk]), "back_label": str(rollout),
+        "title": f"{button}: {rollout}", "heading": f"{button}: {rollout}", "consequences": consequences,
+        "button": button, "danger": danger, "back": there, "back_label": str(rollout),
     }  # fmt: skip
-    return confirmation(request, context)
+    return ask(request, context, lambda user, reason: act(rollout, actor=user, reason=reason), then=there)

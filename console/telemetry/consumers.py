@@ -26,6 +26,7 @@ from django.utils import translation
 from console.access import policies
 from console.access.policies import Action
 from console.common import live
+from console.common.given import whole_number
 from console.deployments import log_index, log_reading
 from console.deployments.log_index import LogIndex
 from console.deployments.models import Attempt
@@ -100,7 +101,7 @@ class Watch(AsyncWebsocketConsumer):  # type: ignore[misc]
     def asked_position(self) -> int | None:
         """Position of `?after=`; None if it is missing or no number."""
         value = parse_qs(self.scope["query_string"].decode("ascii", "replace")).get("after", [""])[0]
-        return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else None
+        return whole_number(value)
 
     async def tell(self, **content: Any) -> None:
         """Send one JSON object."""

@@ -16,8 +16,10 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from console import env
 from console.access import policies
+from console.access.models import User
 from console.access.policies import Action
-from console.common.errors import Refused
+from console.access.share_pages import ask_for_link, render_shared
+from console.common.given import whole_number
 from console.deployments import views as deployments
 from console.deployments.models import Deployment
 from console.fleet.models import Host
@@ -54,8 +56,8 @@ def _board(request: HttpRequest, deployment: Deployment, *, user: Any, with_othe
     other: Deployment | None = None
     if compared == "week":
         other = deployment
-    elif with_others and compared.isascii() and compared.isdigit() and len(compared) < 19:
-        other = policies.get(user, Deployment.objects.all(), Action.VIEW, pk=int(compared))
+    elif with_others and (pk := whole_number(compared)) is not None:
+        other = policies.get(user, Deployment.objects.all(), Action.VIEW, pk=pk)
     return Board(deployment, asked_span(request.GET), apart=request.GET.get("apart") == "1", compared=other)
 
 
@@ -113,7 +115,6 @@ def deployment_metrics(request: HttpRequest, pk: int) -> HttpResponse:
     others = policies.visible(request.user, Deployment.objects.exclude(pk=pk)).order_by("name")[:100]
     context = deployments.frame(deployment, "metrics") | {
         "others": others,
-        "hours": sharing.HOURS,
         **_page(reverse("deployment_series", args=[pk]), reverse("deployment_csv", args=[pk])),
         "socket": f"/ws/deployments/{pk}/metrics/",
     }
@@ -176,20 +177,12 @@ def _line(values: list[object]) -> str:
 def deployment_share(request: HttpRequest, pk: int) -> HttpResponse:
     """Make a link that shows this board without an account."""
     deployment = deployments.find(request.user, pk, Action.VIEW)
-    context = {"deployment": deployment, "hours": sharing.HOURS, "chosen": 24, "link": "", "error": ""}
-    status = 200
-    if request.method == "POST":
-        try:
-            hours = int(request.POST.get("hours", ""))
-            token = sharing.share(deployment, hours=hours, actor=policies.require(request.user, Action.VIEW))
-            context |= {"link": f"{env.public_url()}{reverse('shared_metrics', args=[token])}", "chosen": hours}
-        except (ValueError, Refused) as error:
-            context["error"] = str(error) if isinstance(error, Refused) else _("Choose for how long.")
-            status = 400
-    template = "telemetry/_share.html" if request.htmx else "telemetry/share.html"  # type: ignore[attr-defined]
-    response = render(request, template, context, status=status)
-    response["Cache-Control"] = "no-store"
-    return response
+
+    def link_of(user: User, hours: int) -> str:
+        token = sharing.share(deployment, hours=hours, actor=user)
+        return f"{env.public_url()}{reverse('shared_metrics', args=[token])}"
+
+    return ask_for_link(request, "telemetry", {"deployment": deployment}, link_of)
 
 
 @login_not_required
@@ -203,11 +196,7 @@ def shared_metrics(request: HttpRequest, token: str) -> HttpResponse:
         **_page(reverse("shared_series", args=[token]), reverse("shared_csv", args=[token])),
         "socket": f"/ws/shared/{token}/metrics/",
     }
-    response = render(request, "telemetry/shared.html", context)
-    # The address itself is the key: it must not travel in a Referer or stay in a cache.
-    response["Referrer-Policy"] = "no-referrer"
-    response["Cache-Control"] = "no-store"
-    return response
+    return render_shared(request, "telemetry/shared.html", context)
 
 
 @login_not_required

@@ -5,10 +5,7 @@ from dataclasses import dataclass
 from console.access import policies, services, share_links
 from console.access.models import User
 from console.access.policies import Action
-from console.access.share_links import HOURS
 from console.deployments.models import Deployment
-
-__all__ = ["HOURS", "SALT", "Shared", "opened", "share"]
 
 SALT = "slipway.telemetry.share"
 

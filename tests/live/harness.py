@@ -12,11 +12,11 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx2
 
@@ -223,6 +223,17 @@ class LiveConsole:
                         if part in line:
                             found[name] = pid
         return found
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """Up, with ada, an admin, signed in; and everything that it started ends with the block."""
+        try:
+            self.up()
+            self.add_person("ada", "admin")
+            self.sign_in("ada")
+            yield self
+        finally:
+            self.down()
 
     def down(self) -> None:
         """End the console and everything that it started."""

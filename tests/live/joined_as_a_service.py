@@ -23,7 +23,6 @@ from tests.live.conftest import MODEL, engine_cache
 from tests.live.harness import ROOT, wait_for
 from tests.live.joining import OpenConsole, deploy, host_id, is_online, join_command, serving
 from tests.live.namespaces import bare_environment, register_standin_engine
-from tests.ports import free_port
 from workers.host_config import HostConfig
 
 NAME = "gpu-s"
@@ -95,16 +94,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         tmp_path_factory.mktemp("console"), root=code, options=("--no-host",),
         addresses="127.0.0.1", wheels=Path(os.environ["SLIPWAY_TEST_WHEELS"]),
     )  # fmt: skip
-    console.port = free_port()
     home = tmp_path_factory.mktemp("machine")
-    try:
-        console.up()
-        console.add_person("ada", "admin")
-        console.sign_in("ada")
+    with console.running():
         yield Service(console, home)
-    finally:
         subprocess.run(["systemctl", "stop", UNIT], check=False, timeout=60)
-        console.down()
 
 
 def test_the_command_with_systemd_makes_a_service_that_starts_at_every_boot(service: Service) -> None:

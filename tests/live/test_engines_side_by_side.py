@@ -38,13 +38,8 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
     (home / "engines" / SECOND).symlink_to(directory_of(SECOND_PYTHON))
     (home / "models").symlink_to(engine_cache() / "models")
     made = LiveConsole(home)
-    try:
-        made.up()
-        made.add_person("ada", "admin")
-        made.sign_in("ada")
+    with made.running():
         yield made
-    finally:
-        made.down()
 
 
 def deploy(console: LiveConsole, name: str, engine: str, copy: int) -> int:

@@ -93,14 +93,8 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TlsRedis
 @pytest.fixture
 def console(tmp_path: Path, broker: TlsRedis) -> Iterator[OpenConsole]:
     made = TlsConsole(tmp_path / "home", addresses="127.0.0.1", redis_url=broker.url)
-    made.port = free_port()
-    try:
-        made.up()
-        made.add_person("ada", "admin")
-        made.sign_in("ada")
+    with made.running():
         yield made
-    finally:
-        made.down()
 
 
 def test_a_host_joins_by_redis_own_tls_with_its_authority_pinned(

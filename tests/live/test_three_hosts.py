@@ -15,7 +15,6 @@ from tests.live.conftest import ENGINE, MODEL, engine_cache
 from tests.live.harness import wait_for
 from tests.live.joining import OpenConsole, deploy, host_id, is_online, join_command, serving
 from tests.live.namespaces import NamespaceHost, can_make_namespaces
-from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.long,
@@ -50,14 +49,8 @@ def console(
 ) -> Iterator[OpenConsole]:
     addresses = ",".join(host.gateway for host in hosts)
     made = OpenConsole(tmp_path_factory.mktemp("open"), addresses=addresses, wheels=wheels)
-    made.port = free_port()
-    try:
-        made.up()
-        made.add_person("ada", "admin")
-        made.sign_in("ada")
+    with made.running():
         yield made
-    finally:
-        made.down()
 
 
 def join(console: OpenConsole, host: NamespaceHost) -> str:

@@ -11,16 +11,13 @@ from django.utils import timezone
 from console.access.models import User
 from console.deployments.changes import Wish
 from console.deployments.models import Deployment, Instance
-from console.gateway import routes
-from console.gateway.models import Canary, GatewayRequest, Route
-from console.gateway.routes import Share
+from console.gateway.models import Canary, GatewayRequest
 from console.jobs.models import Job
 from console.rollouts import services
 from console.rollouts.driver import Driver
 from console.rollouts.models import Probe, Rollout, RolloutStep
 from console.rollouts.plans import Plan, Stage
 from console.rollouts.probing import Prober
-from tests.factories import Fleet
 
 pytestmark = pytest.mark.django_db
 PLAN = Plan(stages=(Stage(10, 0), Stage(50, 0), Stage(100, 0)))
@@ -33,14 +30,8 @@ def _nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def rollout(fleet: Fleet) -> Rollout:
+def rollout(deployment: Deployment) -> Rollout:
     """In its first step."""
-    fleet.deploy(name="chat-a")
-    Deployment.objects.update(state="serving")
-    Job.objects.update(state="succeeded")
-    Instance.objects.update(state="ready", port=9001, run=True, ordered=True, bring_up="agent")
-    deployment = Deployment.objects.get()
-    routes.save(Route(name="chat"), aliases=[], shares=[Share(deployment)], actor=None)
     assert deployment.current_spec
     wish = replace(Wish.of_spec(deployment.current_spec), arguments=["--max-num-seqs", "8"])
     one = services.start(deployment, wish, PLAN, actor=None, reason="a test")

@@ -12,28 +12,14 @@ from console.common.errors import Refused
 from console.deployments import services as deployments
 from console.deployments.changes import Wish
 from console.deployments.models import Deployment, Instance
-from console.gateway import routes
 from console.gateway.models import Canary, Route
-from console.gateway.routes import Share
 from console.jobs.models import Job
 from console.rollouts import presets, services
 from console.rollouts.models import Rollout
 from console.rollouts.plans import Plan
-from tests.factories import Fleet
 from workers.vllm.arguments import schema_for
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def deployment(fleet: Fleet) -> Deployment:
-    fleet.deploy(name="chat-a")
-    Deployment.objects.update(state="serving")
-    Job.objects.update(state="succeeded")
-    Instance.objects.update(state="ready", port=9001, run=True, ordered=True, bring_up="agent")
-    found = Deployment.objects.get()
-    routes.save(Route(name="chat"), aliases=[], shares=[Share(found)], actor=None)
-    return found
 
 
 @pytest.fixture

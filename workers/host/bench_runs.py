@@ -98,7 +98,7 @@ class Runner:
     def _bench(self, argv: list[str], wanted: Wanted) -> Ended:
         done = 0
         end = time.monotonic() + self._payload.loads.run_limit_seconds
-        waiting_for = f"{wanted.prompts} requests, {self._at(wanted.load)}"
+        waiting_for = f"{wanted.prompts} requests, {at_load(self._payload.loads.by, wanted.load)}"
         if self.position:
             waiting_for = f"{waiting_for} ({self.position})"
 
@@ -188,8 +188,10 @@ class Runner:
         # What is between us and our own engine must not be a proxy of the environment.
         return clean_environment(**self._engine.environment, **own, NO_PROXY="*", no_proxy="*")
 
-    def _at(self, load: float) -> str:
-        return f"{load:g} at once" if self._payload.loads.by == "concurrency" else f"{load:g} per second"
+
+def at_load(by: LoadKind, load: float) -> str:
+    """A load in words."""
+    return f"{load:g} at once" if by == "concurrency" else f"{load:g} per second"
 
 
 def _upload_text(workload: Workload) -> str:

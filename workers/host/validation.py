@@ -136,7 +136,7 @@ def validate(target: Target, progress: Progress, checks: tuple[CheckOfEngine, ..
                 row, failed = _examine(check, subject)
                 rows.append(row)
                 if failed is not None:
-                    rows += _look_at_files(failed, order)
+                    rows += _look_at_files(failed, subject)
                     _record(target, state.attempt, rows, subject, sound=False)
                     raise _refusal(failed, rows, state.attempt, subject)
             warnings = _record(target, state.attempt, rows, subject, sound=True)
@@ -209,12 +209,12 @@ def raise_if_dying(target: Target, progress: Progress) -> None:
         progress.sleep(POLL_SECONDS)
 
 
-def _look_at_files(failed: CheckFailedError, order: InstanceOrder) -> list[Check]:
+def _look_at_files(failed: CheckFailedError, subject: Subject) -> list[Check]:
     """Where files are among the suspects, the cheapest control is done at once: their headers and sizes."""
     if not {"weights", "tokenizer", "template"} & set(failed.points_at):
         return []
     began = time.monotonic()
-    report = verify_directory(order.model_path, hash_files=False)
+    report = subject.files.result()
     errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
     return [
         Check(

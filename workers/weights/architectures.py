@@ -245,7 +245,6 @@ FAMILIES: dict[str, Family] = {
     "cohere2": Family(gqa(), norms=("input_layernorm",), tied=True),
 }
 
-_LONGEST_FIRST = sorted(FAMILIES, key=len, reverse=True)
 # What may follow a family's own name in an architecture's class name. A draft head or an adapter has another set of tensors.
 _KNOWN_ENDINGS = (
     "ForCausalLM",

@@ -319,8 +319,3 @@ def _report(problems: Iterable[_Problem], findings: Findings) -> None:
         if code == "quantization.config_conflict":
             message = f"{file} {texts[0]}{count}."
         findings.add(code, file, message, _FIX_SCALE)
-
-
-def is_checked(scheme: Scheme | None) -> bool:
-    """Whether this scheme's weights can be checked for scales and shapes here."""
-    return scheme is None or scheme.method not in _UNCHECKED

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from workers.benchmark_payloads import MOST_REQUESTS, BenchmarkResult, Run
 from workers.benchmark_payloads import BenchmarkPayload as Payload
-from workers.host.bench_runs import Runner, Wanted
+from workers.host.bench_runs import Runner, Wanted, at_load
 from workers.host.bench_target import BenchTarget
 from workers.host.device_locks import measured_alone
 from workers.host.engines import Engine, find_engine
@@ -154,7 +154,7 @@ def _measured(runs: Sequence[Run]) -> list[Measured]:
 
 def _said(run: Run) -> str:
     numbers = run.numbers
-    at = f"{run.load:g} at once" if run.by == "concurrency" else f"{run.load:g} per second"
+    at = at_load(run.by, run.load)
     if numbers is None:
         return f"{at}: {run.problem}"
     ttft = numbers.latencies.get("ttft")
