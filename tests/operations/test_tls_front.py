@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 import redis
@@ -37,11 +38,11 @@ class Web(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def front(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """HAProxy at 127.0.0.1, before both; yields the console's address for other machines."""
-    tmp_path = tmp_path_factory.mktemp("front")  # a short one: a socket's path has 97 characters at most
+    home = tmp_path / ("longer-than-the-path-of-a-socket-may-be-" * 3)
     settled = env.environment().model_copy(
-        update={"slipway_home": tmp_path, "slipway_hosts_address": "127.0.0.1", "redis_url": ""}
+        update={"slipway_home": home, "slipway_hosts_address": "127.0.0.1", "redis_url": ""}
     )
     monkeypatch.setattr(env, "environment", lambda: settled)
     web = HTTPServer(("127.0.0.1", 0), Web)

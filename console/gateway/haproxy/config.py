@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from console.gateway.haproxy import maps
 from console.gateway.haproxy.description import BURST_SECONDS, Gateway, Listener, Route, Server, Target
+from console.gateway.haproxy.program import ADMIN_SOCKET
 from console.gateway.haproxy.refusals import json_error, refuse
 
 PATHS = (
@@ -40,7 +41,6 @@ def _joined(gateway: Gateway, *, servers: bool) -> str:
 
 
 def _global(listener: Listener) -> list[str]:
-    directory = listener.directory
     return [
         "# Written by Slipway; changes made here are lost.",
         "global",
@@ -56,7 +56,7 @@ def _global(listener: Listener) -> list[str]:
         "    tune.stick-counters 6",
         "    tune.lua.session-timeout 10s",
         "    hard-stop-after 30m",
-        f"    stats socket {directory}/admin.sock mode 600 level admin expose-fd listeners",
+        f"    stats socket unix@{ADMIN_SOCKET} mode 600 level admin expose-fd listeners",
         f"    lua-load-per-thread {listener.lua}",
         f"    log fd@{listener.log_descriptor} len 8192 format raw local0",
         "peers slipway",

@@ -32,8 +32,18 @@ def find(setting: str = "") -> str:
 
 def command(binary: str, directory: Path) -> list[str]:
     """The master process, in the foreground; its workers are replaced when the configuration is loaded anew."""
-    socket = f"{directory / MASTER_SOCKET},mode,600"
-    return [binary, "-W", "-db", "-S", socket, "-f", str(directory / CONFIG)]
+    # Sockets are named relative to the folder: see console.common.unix_sockets.
+    return [
+        binary,
+        "-W",
+        "-db",
+        "-C",
+        str(directory),
+        "-S",
+        f"unix@{MASTER_SOCKET},mode,600",
+        "-f",
+        str(directory / CONFIG),
+    ]
 
 
 def environment() -> dict[str, str]:

@@ -1,10 +1,10 @@
 """What is asked of the running HAProxy through its sockets, and told to it."""
 
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from console.common import unix_sockets
 from console.gateway.haproxy.config import CHECK
 from console.gateway.haproxy.description import Server
 from console.gateway.haproxy.program import ADMIN_SOCKET, MASTER_SOCKET
@@ -123,13 +123,6 @@ class RuntimeApi:
 
 def _exchange(path: Path, command: str, *, seconds: float = SECONDS) -> str:
     try:
-        with socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(seconds)
-            link.connect(str(path))
-            link.sendall(command.encode() + b"\n")
-            pieces = []
-            while piece := link.recv(65536):
-                pieces.append(piece)
+        return unix_sockets.exchange(path, command, seconds=seconds)
     except OSError as error:
         raise Away(f"HAProxy does not answer on {path.name}: {error}") from None
-    return b"".join(pieces).decode(errors="replace")
