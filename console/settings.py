@@ -45,6 +45,7 @@ INSTALLED_APPS = [
     "console.gateway",
     "console.telemetry",
     "console.benchmarks",
+    "console.studies",
     "console.rollouts",
     "console.alerts",
     "console.oncall",

@@ -239,3 +239,35 @@ class BenchmarkResult(Message):
     engine: str = ""
     engine_version: str = ""
     seconds: float = 0
+
+
+class QualityPayload(Message):
+    """Ask an instance of this host the question set (`workers.vllm.quality`), each question at temperature 0."""
+
+    instance: UUID
+    start: int = 1
+    devices: list[str] = []
+    """As in `BenchmarkPayload`: nothing else is measured there meanwhile."""
+
+
+class QualityAnswer(Message):
+    """One question's answer, as it came."""
+
+    question: str
+    """Its key in the set."""
+    answer: str
+    right: bool
+
+
+class QualityResult(Message):
+    """How a question set was answered. Only results of the same `question_set` can be compared."""
+
+    question_set: str
+    answers: list[QualityAnswer]
+    attempt: int | None = None
+    seconds: float = 0
+
+    @property
+    def right(self) -> int:
+        """Questions that were answered rightly."""
+        return sum(one.right for one in self.answers)

@@ -98,6 +98,7 @@ class StepKind(StrEnum):
     LISTENING = "listening"
     VALIDATE = "validate"
     WARMUP = "warmup"
+    QUALITY = "quality"
     BENCHMARK = "benchmark"
     STOP = "stop"
     INSTALL_ENGINE = "install_engine"

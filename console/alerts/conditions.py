@@ -73,7 +73,9 @@ def _in_state(*states: str) -> Callable[[Scene], Iterable[Reading]]:
 
 
 def _deployment_down(scene: Scene) -> Iterable[Reading]:
-    for deployment in Deployment.objects.filter(team_id=scene.team, state__in=("failed", "serving", "degraded")):
+    for deployment in Deployment.objects.lasting().filter(
+        team_id=scene.team, state__in=("failed", "serving", "degraded")
+    ):
         down = deployment.state == "failed"
         summary = _("No instance of it serves.") if down else ""
         yield about_deployment(deployment, float(down), summary, deployment.state_reason if down else "")

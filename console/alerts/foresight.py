@@ -92,7 +92,7 @@ def _share(used: int, limit: int) -> tuple[float, str]:
 
 def predictions(scene: Scene) -> Iterable[Reading]:
     """How far the plan of each deployment's latest start was off, as a fraction of what was measured: the worst number."""
-    for deployment in Deployment.objects.filter(team_id=scene.team).exclude(state="stopped"):
+    for deployment in Deployment.objects.lasting().filter(team_id=scene.team).exclude(state="stopped"):
         launch = launches.latest(deployment)
         if launch is None:
             continue

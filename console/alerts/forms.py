@@ -63,7 +63,7 @@ class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
         super().__init__(*args, **kwargs)
         self.fields["condition"].choices = [(one.key, f"{one.title} ({one.unit})") for one in CONDITIONS.values()]  # type: ignore[attr-defined]
         deployments = self.fields["deployment"]
-        deployments.queryset = policies.visible(user, Deployment.objects.order_by("name"))  # type: ignore[attr-defined]
+        deployments.queryset = policies.visible(user, Deployment.objects.lasting().order_by("name"))  # type: ignore[attr-defined]
         deployments.required = False
         deployments.empty_label = _("all deployments")  # type: ignore[attr-defined]
         self.fields["clear_threshold"].required = False

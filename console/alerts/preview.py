@@ -48,7 +48,7 @@ def preview(
     about = CONDITIONS[condition]
     if not about.measure:
         return Preview(None)
-    rows = Instance.objects.filter(deployment__team_id=team).select_related("deployment")
+    rows = Instance.objects.filter(deployment__team_id=team, deployment__for_study=False).select_related("deployment")
     if deployment is not None:
         rows = rows.filter(deployment=deployment)
     instances = list(rows)

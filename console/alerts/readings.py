@@ -49,7 +49,7 @@ class Scene:
     def of(cls, team: int, baselines: Baselines) -> "Scene":
         """Read it."""
         instances = list(
-            Instance.objects.filter(deployment__team_id=team)
+            Instance.objects.filter(deployment__team_id=team, deployment__for_study=False)
             .exclude(state="stopped")
             .select_related("deployment", "host", "spec__engine")
         )

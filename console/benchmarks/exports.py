@@ -60,6 +60,7 @@ def as_json(benchmark: Benchmark) -> dict[str, Any]:
         "targets": benchmark.targets,
         "subject": benchmark.subject,
         "result": benchmark.result,
+        "quality": benchmark.quality,
         "failure": benchmark.failure,
         "notes": benchmark.notes,
         "tags": benchmark.tags,

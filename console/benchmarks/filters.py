@@ -12,7 +12,7 @@ from console.deployments.models import Deployment
 
 
 def _deployments(request: HttpRequest | None) -> QuerySet[Deployment]:
-    return policies.visible(request.user, Deployment.objects.all()) if request else Deployment.objects.none()
+    return policies.visible(request.user, Deployment.objects.lasting()) if request else Deployment.objects.none()
 
 
 class BenchmarkFilter(django_filters.FilterSet):  # type: ignore[misc]

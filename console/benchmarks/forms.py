@@ -183,6 +183,10 @@ class BenchmarkForm(LoadFields):
     title = forms.CharField(label=_("Name"), required=False, max_length=120)
     tags = forms.CharField(label=_("Tags"), required=False, max_length=200, help_text=_("Separated by commas."))
     notes = forms.CharField(label=_("Notes"), required=False, widget=forms.Textarea(attrs={"rows": 2}))
+    quality = forms.BooleanField(
+        label=_("Ask the question set first"), required=False,
+        help_text=_("24 short questions with exact answers: shows what a faster variant costs. Only for instances."),
+    )  # fmt: skip
     despite_traffic = forms.BooleanField(
         label=_("Measure it although people use it"), required=False,
         help_text=_("Their requests are slowed down meanwhile, and disturb the numbers."),

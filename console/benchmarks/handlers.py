@@ -6,7 +6,7 @@ from console.benchmarks import services
 from console.common.secrets import decrypt
 from console.jobs.kinds import JobHandler, register
 from console.jobs.models import Job, Step
-from workers.contracts import StepPart
+from workers.contracts import StepKind, StepPart
 
 
 class BenchmarkHandler(JobHandler):
@@ -15,12 +15,12 @@ class BenchmarkHandler(JobHandler):
     def payload(self, step: Step) -> dict[str, Any]:
         """With the rows of an upload, and the instance's start as it is now: a retry measures what runs then."""
         payload = dict(step.payload)
-        benchmark = services.of_step(step)
+        benchmark = services.of_step(step) or services.of_job(step.job)
         if benchmark is None:
             return payload
         if benchmark.instance is not None:
             payload["start"] = benchmark.instance.start
-        return services.with_upload(payload, benchmark)
+        return payload if step.kind == StepKind.QUALITY else services.with_upload(payload, benchmark)
 
     def secrets(self, step: Step) -> dict[str, str]:
         """The key of a server that isn't ours."""
@@ -38,8 +38,11 @@ class BenchmarkHandler(JobHandler):
             services.took_run(benchmark, part)
 
     def step_succeeded(self, step: Step) -> None:
-        """All that was asked for is measured."""
-        if benchmark := services.of_step(step):
+        """The question set is answered; or all that was asked for is measured."""
+        if step.kind == StepKind.QUALITY:
+            if benchmark := services.of_job(step.job):
+                services.took_quality(benchmark, step.result)
+        elif benchmark := services.of_step(step):
             services.ended(benchmark, to="succeeded", result=step.result)
 
     def job_failed(self, job: Job, step: Step) -> None:

@@ -15,7 +15,15 @@ from console.common.states import Stateful, StateTable
 from console.deployments.models import Deployment, Instance
 from console.fleet.models import Host
 from console.jobs.models import Job
-from workers.benchmark_payloads import BenchmarkResult, LoadPlan, RequestTimes, RunNumbers, Targets, Workload
+from workers.benchmark_payloads import (
+    BenchmarkResult,
+    LoadPlan,
+    QualityResult,
+    RequestTimes,
+    RunNumbers,
+    Targets,
+    Workload,
+)
 
 BENCHMARK_STATES = StateTable(
     {
@@ -86,6 +94,8 @@ class Benchmark(Owned, Stateful):
     """What was measured, as it was then: `console.benchmarks.subjects`."""
     result: Any = models.JSONField(default=dict)
     """`workers.benchmark_payloads.BenchmarkResult`; empty until it is whole."""
+    quality: Any = models.JSONField(default=dict)
+    """`workers.benchmark_payloads.QualityResult`; empty where the question set wasn't asked."""
     failure: Any = models.JSONField(null=True)
     notes = models.TextField(blank=True)
     tags: Any = models.JSONField(default=list)
@@ -129,6 +139,11 @@ class Benchmark(Owned, Stateful):
     def goals(self) -> Targets:
         """What makes a request a good one."""
         return Targets.model_validate(self.targets)
+
+    @property
+    def answered(self) -> QualityResult | None:
+        """How it answered the question set; None where that wasn't asked."""
+        return QualityResult.model_validate(self.quality) if self.quality else None
 
     @property
     def outcome(self) -> BenchmarkResult | None:

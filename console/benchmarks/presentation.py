@@ -8,7 +8,7 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from console.benchmarks import charts
+from console.benchmarks import answers, charts
 from console.benchmarks.curves import MAIN, Measure, Point, Value, points
 from console.benchmarks.models import Benchmark, Run
 from console.benchmarks.profiles import PROFILES
@@ -91,6 +91,7 @@ def context(benchmark: Benchmark, chosen_load: str = "") -> dict[str, Any]:
         "facts": facts(benchmark),
         "asked": asked(benchmark),
         "runs": runs,
+        "answers": answers.lines(benchmark),
     }  # fmt: skip
 
 
@@ -157,7 +158,7 @@ def asked(benchmark: Benchmark) -> list[tuple[str, str]]:
         (_("whole request"), goals.e2e_ms),
     )
     given = [f"{name} ≤ {value:g} ms" for name, value in limits if value is not None]
-    answers = _("full length, the model's own end is ignored") if loads.ignore_eos else _("until the model ends them")
+    length = _("full length, the model's own end is ignored") if loads.ignore_eos else _("until the model ends them")
     return [
         (_("Profile"), str(profile.title) if profile else benchmark.profile),
         (_("Prompts"), _prompts(benchmark, workload)),
@@ -166,7 +167,7 @@ def asked(benchmark: Benchmark) -> list[tuple[str, str]]:
             "much": readable_duration(loads.seconds) if loads.seconds else _("%d requests") % (loads.requests or 0),
             "repeats": loads.repeats, "warmups": loads.warmups, "seed": loads.seed,
         }),
-        (_("Answers"), answers),
+        (_("Answers"), length),
         (_("Targets"), ", ".join(given) or _("none: nothing is judged")),
     ]  # fmt: skip
 
@@ -206,6 +207,7 @@ def facts(benchmark: Benchmark) -> list[tuple[str, str]]:
         (_("Model"), " @ ".join(filter(None, (subject.get("model", ""), str(subject.get("commit", ""))[:12])))),
         (_("Engine"), engine),
         (_("Asked by"), subject.get("client_engine", "")),
+        (_("Question set"), answers.summary(benchmark)),
         (_("Arguments"), " ".join(subject.get("arguments") or [])),
         (_("Devices"), ", ".join(subject.get("devices") or [])),
         (_("Host"), f"{subject.get('host', '')} · {subject.get('cpu', '')}".strip(" ·")),

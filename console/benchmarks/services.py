@@ -23,11 +23,13 @@ from console.fleet.models import Engine, Host
 from console.jobs import services as jobs
 from console.jobs.models import Job, Step
 from console.jobs.services import PlannedStep
-from workers.benchmark_payloads import BenchmarkPayload, LoadPlan, RemoteTarget, Targets, Workload
+from workers.benchmark_payloads import BenchmarkPayload, LoadPlan, QualityPayload, RemoteTarget, Targets, Workload
 from workers.benchmark_payloads import Run as ReportedRun
 from workers.contracts import StepKind, StepPart
 
 LONGEST_SECONDS = 6 * 3600
+QUALITY_SECONDS = 3600
+"""For the question set, the wait for other measurements on its device included."""
 _RUN_EXTRA_SECONDS = 120
 """Start of the engine's client and its warm-up, which can take so long on a busy machine."""
 _BENCH_SINCE = (0, 10)
@@ -81,10 +83,14 @@ def measure_instance(
     tags: Sequence[str] = (),
     origin: str = "person",
     despite_traffic: bool = False,
+    with_quality: bool = False,
     actor: User | None,
     reason: str = "",
 ) -> Benchmark:
-    """Measure a ready instance. Refused with `TrafficRefused` if people use it, unless `despite_traffic`."""
+    """Measure a ready instance; `with_quality`: after it has answered the question set.
+
+    Refused with `TrafficRefused` if people use it, unless `despite_traffic`.
+    """
     if instance.state != "ready" or instance.is_unknown:
         raise Refused(
             _("%(name)s is %(state)s; only an instance that is ready can be measured.")
@@ -105,7 +111,18 @@ def measure_instance(
             title=title or str(instance), origin=origin, deployment=instance.deployment, instance=instance,
             host=instance.host, revision=instance.copy.revision, subject=subjects.of_instance(instance),
         )  # fmt: skip
-        return _start(benchmark, asked, payload, notes=notes, tags=tags, host=instance.host, actor=actor, reason=reason)
+        before = [quality_step(instance)] if with_quality else []
+        return _start(
+            benchmark,
+            asked,
+            payload,
+            notes=notes,
+            tags=tags,
+            host=instance.host,
+            actor=actor,
+            reason=reason,
+            before=before,
+        )
 
 
 def measure_remote(
@@ -151,6 +168,13 @@ def payload_for(instance: Instance, question: Question) -> BenchmarkPayload:
     )  # fmt: skip
 
 
+def quality_step(instance: Instance) -> PlannedStep:
+    """The step that asks an instance the question set."""
+    devices = [device.uuid for device in subjects.devices_of(instance)]
+    payload = QualityPayload(instance=instance.uuid, start=instance.start, devices=devices)
+    return PlannedStep(StepKind.QUALITY, payload.model_dump(mode="json"), QUALITY_SECONDS)
+
+
 def deadline_seconds(loads: LoadPlan) -> float:
     """How long the step may take, the wait for other benchmarks on its device included."""
     each = loads.run_limit_seconds + _RUN_EXTRA_SECONDS
@@ -169,6 +193,7 @@ def _start(
     host: Host,
     actor: User | None,
     reason: str,
+    before: Sequence[PlannedStep] = (),
 ) -> Benchmark:
     for name, value in question.stored().items():
         setattr(benchmark, name, value)
@@ -183,12 +208,12 @@ def _start(
         kind="benchmark",
         title=_("Benchmark %(name)s") % {"name": benchmark.title},
         host=host,
-        steps=[PlannedStep(StepKind.BENCHMARK, stored_payload(payload), deadline_seconds(question.loads))],
+        steps=[*before, PlannedStep(StepKind.BENCHMARK, stored_payload(payload), deadline_seconds(question.loads))],
         actor=actor,
         subject=("benchmark", benchmark.pk),
         reason=reason,
     )
-    benchmark.job, benchmark.step = job, job.steps.values_list("pk", flat=True)[0]
+    benchmark.job, benchmark.step = job, job.steps.get(kind=StepKind.BENCHMARK).pk
     benchmark.save(update_fields=["job", "step"])
     live.changed("benchmark", benchmark.pk)
     return benchmark
@@ -245,6 +270,13 @@ def took_run(benchmark: Benchmark, part: StepPart) -> None:
             "raw": part.raw,
         },
     )
+    live.changed("benchmark", benchmark.pk)
+
+
+def took_quality(benchmark: Benchmark, result: Mapping[str, Any]) -> None:
+    """Keep how the question set was answered."""
+    benchmark.quality = dict(result)
+    benchmark.save(update_fields=["quality"])
     live.changed("benchmark", benchmark.pk)
 
 

@@ -18,7 +18,7 @@ from console.access import services as access
 from console.access.models import User
 from console.access.policies import Action
 from console.access.share_pages import ask_for_link, render_shared
-from console.benchmarks import charts, comparison, exports, presentation, services, subjects
+from console.benchmarks import answers, charts, comparison, exports, presentation, services, subjects
 from console.benchmarks.curves import points
 from console.benchmarks.filters import BenchmarkFilter
 from console.benchmarks.forms import BenchmarkForm, DescribeForm, initial_of
@@ -94,7 +94,9 @@ def _start(form: BenchmarkForm, user: User) -> Benchmark:
         # Where the console's hosts send requests to is decided by those who set it up.
         policies.require(user, Action.DEPLOY)
         return services.measure_remote(form.remote(), question, **more)
-    return services.measure_instance(data["instance"], question, despite_traffic=data["despite_traffic"], **more)
+    return services.measure_instance(
+        data["instance"], question, despite_traffic=data["despite_traffic"], with_quality=data["quality"], **more
+    )
 
 
 @require_GET
@@ -195,6 +197,8 @@ def compared(chosen: list[Benchmark]) -> dict[str, Any]:
         ],
         "asked_the_same": len({subjects.digest([one.workload, one.targets]) for one in chosen}) <= 1,
         "labels": list(dict.fromkeys(label for one in chosen for label, _value in presentation.facts(one))),
+        "answers": answers.lines(*chosen),
+        "apart": answers.apart(chosen[0], chosen[1]) if len(chosen) > 1 else None,
         "not_whole": [one for one in chosen if not one.is_whole],
     }  # fmt: skip
 

@@ -55,6 +55,8 @@ LOOKS: Mapping[str, Look] = {
     "waiting": Look(_("waiting to join"), "clock", "grey"),
     "online": Look(_("online"), "circle-filled", "green"),
     "offline": Look(_("offline"), "plug-connected-x", "amber"),
+    "clearing": Look(_("making room"), "progress-down", "blue"),
+    "finishing": Look(_("giving the device back"), "progress-down", "blue"),
     "preparing": Look(_("is being prepared"), "progress", "blue"),
     "shifting": Look(_("shifting requests"), "progress", "blue"),
     "held": Look(_("on hold"), "player-pause", "amber"),

@@ -54,7 +54,7 @@ def look() -> Turned:
     """Count now. An instance of a host that fell silent counts once, whatever its last known state."""
     now = timezone.now()
     since = now - timedelta(seconds=WINDOW_SECONDS)
-    wanted = list(Instance.objects.filter(run=True, ordered=True).select_related("host"))
+    wanted = list(Instance.objects.filter(run=True, ordered=True, deployment__for_study=False).select_related("host"))
     silent_since = now - timedelta(seconds=WINDOW_SECONDS + OFFLINE_AFTER_SECONDS)
     silent = {
         one.host_id: one.host.name

@@ -200,8 +200,9 @@ def _size(values: Mapping[str, Value], dest: str) -> int | None:
 
 
 def world(values: Mapping[str, Value]) -> int:
-    """Ranks that the parallel sizes ask for."""
-    return (_size(values, "tensor_parallel_size") or 1) * (_size(values, "pipeline_parallel_size") or 1)
+    """Ranks that the parallel sizes ask for, the engine's own replicas (`--data-parallel-size`) counted."""
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    return math.prod(_size(values, name) or 1 for name in sizes)
 
 
 def _ranks(engine: Engine, values: Mapping[str, Value]) -> int:
@@ -262,7 +263,7 @@ def request_for(
     """What is asked of the planner. ValueError for a KV size that can't be read."""
     on_cpu = engine.platform == "cpu"
     tensor, pipeline = _size(values, "tensor_parallel_size") or 1, _size(values, "pipeline_parallel_size") or 1
-    ranks = tensor * pipeline if on_cpu else 1
+    ranks = world(values) if on_cpu else 1
     smallest = min(used, key=lambda one: one.free)
     details = smallest.row.details if isinstance(smallest.row.details, dict) else {}
     speculative = values.get("speculative_config")

@@ -281,7 +281,7 @@ class ChangeHandler(BringUpHandler):
         spec = _wanted_spec(job).pk
         for instance in instances_of(job):
             if instance.spec_id == spec and instance.bring_up == "job":
-                _give_up(instance, reason=reason)
+                give_up(instance, reason=reason)
         services.settle(job.about)
         live.changed("deployment", job.about)
 
@@ -388,10 +388,11 @@ def _tell_gate_abandoned(job: Job) -> None:
 def _give_up_unready(job: Job, *, reason: str) -> None:
     for instance in instances_of(job):
         if instance.bring_up == "job":
-            _give_up(instance, reason=reason)
+            give_up(instance, reason=reason)
 
 
-def _give_up(instance: Instance, *, reason: str) -> None:
+def give_up(instance: Instance, *, reason: str) -> None:
+    """Stop what a job brought up and nobody wants any more; one that was never ordered is stopped at once."""
     if instance.ordered:
         services.halt(instance)
         return

@@ -57,8 +57,18 @@ MOST_REPLICAS = 64
 NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9._-]{0,60}[a-z0-9])?$"
 
 
+class DeploymentQuerySet(models.QuerySet["Deployment"]):
+    """Deployments, and which of them people know."""
+
+    def lasting(self) -> "DeploymentQuerySet":
+        """Without those that a study brings up to measure: they are no service that one watches or routes to."""
+        return self.filter(for_study=False)
+
+
 class Deployment(Owned, Stateful):
     """A model under a name, as it should be served."""
+
+    objects = DeploymentQuerySet.as_manager()
 
     STATES = DEPLOYMENT_STATES
     state = models.CharField(max_length=12, choices=DEPLOYMENT_STATES.choices(), default="draft")
@@ -76,6 +86,8 @@ class Deployment(Owned, Stateful):
     api_key = models.TextField()
     """The engine's bearer token, encrypted (`common.secrets`)."""
     notes = models.TextField(blank=True)
+    for_study = models.BooleanField(default=False)
+    """True: its engines are brought up by a study, only to be measured. They never get traffic, and no page lists them."""
     created_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
     created_at = models.DateTimeField(default=timezone.now)
 

@@ -25,7 +25,7 @@ def playground(request: HttpRequest) -> HttpResponse:
     """Choose a ready deployment and talk to it."""
     policies.require(request.user, Action.OPERATE)
     ready = Instance.objects.filter(deployment=OuterRef("pk"), state="ready")
-    rows = policies.visible(request.user, Deployment.objects.all()).filter(Exists(ready)).order_by("name")
+    rows = policies.visible(request.user, Deployment.objects.lasting()).filter(Exists(ready)).order_by("name")
     deployments = list(rows.select_related("current_spec__copy__revision__model"))
     chosen = request.GET.get("deployment", "")
     shown = next((one for one in deployments if str(one.pk) == chosen), deployments[0] if deployments else None)

@@ -129,7 +129,7 @@ def start(deployment: Deployment, *, actor: User | None, reason: str) -> Job:
                 _("%(name)s is %(state)s; only a stopped or failed deployment can be started.")
                 % {"name": deployment, "state": deployment.look.word}
             )
-        jobs.refuse_while_busy(subject_kind="deployment", subject_id=deployment.pk)
+        refuse_while_busy(deployment)
         access.record(
             actor=actor, action="deployment.start", target=deployment.name, target_url=_url(deployment), reason=reason
         )
@@ -499,6 +499,8 @@ def describe(deployment: Deployment) -> str:
 def settle(deployment_id: int) -> None:
     """Derive a deployment's state from its instances and its running jobs."""
     deployment = Deployment.objects.select_for_update().get(pk=deployment_id)
+    if deployment.for_study and deployment.state != "stopping":
+        return  # its engines come and go as its study says, and serve nobody
     instances = list(deployment.instances.all())
     running = jobs.live_jobs(subject_kind="deployment", subject_id=deployment.pk)
     to, reason = _state_of(deployment, instances, busy=bool(running))

@@ -48,9 +48,13 @@ def find(user: Any, pk: int, action: Action) -> Deployment:
 @require_GET
 def deployment_list(request: HttpRequest) -> HttpResponse:
     """All deployments."""
-    rows = policies.visible(request.user, _rows()).annotate(
-        wanted=Count("instances", filter=Q(instances__run=True) | Q(instances__state__in=RUNNING_STATES)),
-        ready=Count("instances", filter=Q(instances__run=True, instances__state="ready")),
+    rows = (
+        policies.visible(request.user, _rows())
+        .filter(for_study=False)
+        .annotate(
+            wanted=Count("instances", filter=Q(instances__run=True) | Q(instances__state__in=RUNNING_STATES)),
+            ready=Count("instances", filter=Q(instances__run=True, instances__state="ready")),
+        )
     )
     chosen = DeploymentFilter(request.GET, queryset=rows, request=request)
     name = request.GET.get("sort", "name")

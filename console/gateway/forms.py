@@ -82,7 +82,7 @@ class RouteForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def __init__(self, *arguments: Any, user: User, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._deployments = policies.visible(user, Deployment.objects.all())
+        self._deployments = policies.visible(user, Deployment.objects.lasting())
         others = policies.visible(user, Route.objects.all()).exclude(pk=self.instance.pk)
         field: Any = self.fields["fallback"]
         field.queryset, field.empty_label = others, _("nothing")

@@ -152,6 +152,10 @@ def _check_targets(route: Route, shares: Sequence[Share]) -> None:
     for share in shares:
         if share.deployment.team_id != route.team_id:
             raise Refused(_("%(name)s belongs to another team.") % {"name": share.deployment}, field="targets")
+        if share.deployment.for_study:
+            raise Refused(
+                _("%(name)s belongs to a study: it is only measured.") % {"name": share.deployment}, field="targets"
+            )
         if share.version and share.version.lower() in seen:
             raise Refused(_("The version %(name)s stands twice.") % {"name": share.version}, field="targets")
         seen.add(share.version.lower())

@@ -16,6 +16,8 @@ JOB_KINDS = [
     ("install_engine", _("Install engine")),
     ("make_demo_model", _("Make demo model")),
     ("control_run", _("Control run")),
+    ("benchmark", _("Benchmark")),
+    ("trial", _("Engine of a study")),
 ]
 
 

@@ -42,6 +42,7 @@ STEP_TITLES = {
     StepKind.LISTENING: _("Wait until listening"),
     StepKind.VALIDATE: _("Validate answers"),
     StepKind.WARMUP: _("Warm up"),
+    StepKind.QUALITY: _("Ask the question set"),
     StepKind.BENCHMARK: _("Benchmark"),
     StepKind.STOP: _("Stop"),
     StepKind.INSTALL_ENGINE: _("Install engine"),

@@ -114,7 +114,7 @@ def subject_url(job: Job) -> str:
     """Address of the page of what the job is about; empty if it has none (any more)."""
     names = {
         "deployment": "deployment_detail", "instance": "instance_detail", "host": "host_detail", "copy": "copy_detail",
-        "engine": "engine_detail", "benchmark": "benchmark_detail",
+        "engine": "engine_detail", "benchmark": "benchmark_detail", "study": "study_detail",
     }  # fmt: skip
     try:
         if job.subject_kind in names and job.subject_id:

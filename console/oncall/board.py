@@ -76,7 +76,7 @@ class Problem:
 
 def problems(user: User) -> list[Problem]:
     """Everything that is broken and that this person may see; the worst first, then the longest."""
-    deployments = causes.broken(policies.visible(user, Deployment.objects.all()))
+    deployments = causes.broken(policies.visible(user, Deployment.objects.lasting()))
     hosts = [host for host in _hosts(user) if host.presence == "offline" and not is_removed(host)]
     alerts = list(
         policies.visible(user, Alert.objects.exclude(state="closed").select_related("rule", "acknowledged_by"))

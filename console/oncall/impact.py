@@ -64,7 +64,7 @@ def impacts_in(team: int, deployments: Sequence[Deployment]) -> dict[int, Impact
         return {}
     names = {one.pk: one.name for one in deployments}
     targets = list(Target.objects.filter(route__enabled=True, route__team_id=team).select_related("route"))
-    alive = Deployment.objects.filter(team_id=team, instances__state="ready", instances__run=True)
+    alive = Deployment.objects.lasting().filter(team_id=team, instances__state="ready", instances__run=True)
     serving = set(alive.values_list("pk", flat=True))
     failed = _failed_requests(team)
     keys = list(Key.objects.filter(revoked_at=None, team_id=team).prefetch_related("routes"))

@@ -51,7 +51,7 @@ def watch(*, now: datetime | None = None) -> None:
     with transaction.atomic():
         _open_for_passed(now)
         for team in Team.objects.all():
-            broken = causes.broken(Deployment.objects.filter(team=team))
+            broken = causes.broken(Deployment.objects.lasting().filter(team=team))
             _open_for_deployments(team, broken, now)
             silent = _silent_hosts(team)
             for host in silent:

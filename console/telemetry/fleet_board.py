@@ -208,7 +208,9 @@ def context(user: User) -> dict[str, Any]:
 
 def _rows(user: User) -> tuple[list[Row], list[Instance]]:
     living = Prefetch("instances", Instance.objects.exclude(state="stopped").select_related("host"))
-    deployments = policies.visible(user, Deployment.objects.select_related("current_spec__copy__revision__model"))
+    deployments = policies.visible(
+        user, Deployment.objects.lasting().select_related("current_spec__copy__revision__model")
+    )
     found = list(deployments.prefetch_related(living))
     instances = [instance for deployment in found for instance in deployment.instances.all()]
     numbers = current.by_deployment({instance.uuid: instance.deployment_id for instance in instances})

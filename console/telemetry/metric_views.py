@@ -112,7 +112,7 @@ def host_series(request: HttpRequest, pk: int) -> HttpResponse:
 def deployment_metrics(request: HttpRequest, pk: int) -> HttpResponse:
     """The board of one deployment."""
     deployment = deployments.find(request.user, pk, Action.VIEW)
-    others = policies.visible(request.user, Deployment.objects.exclude(pk=pk)).order_by("name")[:100]
+    others = policies.visible(request.user, Deployment.objects.lasting().exclude(pk=pk)).order_by("name")[:100]
     context = deployments.frame(deployment, "metrics") | {
         "others": others,
         **_page(reverse("deployment_series", args=[pk]), reverse("deployment_csv", args=[pk])),

@@ -118,7 +118,7 @@ def context(user: User) -> dict[str, Any]:
 
 def _deployments(user: User) -> list[ShownDeployment]:
     instances = Prefetch("instances", Instance.objects.exclude(state="stopped").select_related("host"))
-    rows = policies.visible(user, Deployment.objects.select_related("current_spec__copy__revision__model"))
+    rows = policies.visible(user, Deployment.objects.lasting().select_related("current_spec__copy__revision__model"))
     shown = []
     found = list(rows.select_related("current_spec__host").prefetch_related(instances))
     numbers = current.by_deployment({one.uuid: row.pk for row in found for one in row.instances.all()})

@@ -89,7 +89,7 @@ def _pages(user: User, words: list[str]) -> list[Hit]:
 
 
 def _deployments(user: User, words: list[str]) -> list[Hit]:
-    rows = policies.visible(user, Deployment.objects.filter(_contains("name", words)))[:AT_MOST]
+    rows = policies.visible(user, Deployment.objects.lasting().filter(_contains("name", words)))[:AT_MOST]
     return [Hit(reverse("deployment_detail", args=[row.pk]), row.name, "rocket", look=row.look) for row in rows]
 
 

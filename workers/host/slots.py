@@ -21,6 +21,7 @@ SLOTS: dict[StepKind, tuple[str, int]] = {
     StepKind.CONTROL_RUN: ("install", 1),
     StepKind.DOWNLOAD: ("download", 2),
     StepKind.VERIFY: ("read", 2),
+    StepKind.QUALITY: ("benchmark", 2),
     StepKind.BENCHMARK: ("benchmark", 2),
 }
 """Class and number of slots of each long step; the others are short or only wait."""

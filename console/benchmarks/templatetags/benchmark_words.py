@@ -1,5 +1,7 @@
 """Words and numbers of benchmarks in templates."""
 
+from typing import Any
+
 from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -51,6 +53,20 @@ def verdict(difference: Difference) -> SafeString:
         '<span class="state state-{}" title="{}">{}{}{}</span>', look.colour, _spreads(difference), icon(look.icon), share,
         look.word,
     )  # fmt: skip
+
+
+@register.simple_tag
+def answers_verdict(answered: Any) -> SafeString:
+    """How the answers to the question set differ, and whether that is real; pointing at it names the questions."""
+    look = VERDICTS[answered.verdict]
+    turned = [*(f"-{key}" for key in answered.lost), *(f"+{key}" for key in answered.won)]
+    return format_html(
+        '<span class="state state-{}" title="{}">{}{}</span>',
+        look.colour,
+        ", ".join(turned),
+        icon(look.icon),
+        look.word,
+    )
 
 
 def _spreads(difference: Difference) -> str:
