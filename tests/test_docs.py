@@ -12,6 +12,7 @@ from console.deployments.models import DEPLOYMENT_STATES, INSTANCE_STATES
 from console.env import Environment
 from console.jobs.models import JOB_STATES, STEP_STATES
 from console.rollouts.models import ROLLOUT_STATES
+from console.studies.models import STUDY_STATES, TRIAL_STATES
 from workers.contracts import StepKind
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,8 +36,9 @@ def test_every_environment_variable_stands_in_the_table_with_its_default_and_mea
 
 
 @pytest.mark.parametrize(
-    "table", [JOB_STATES, STEP_STATES, DEPLOYMENT_STATES, INSTANCE_STATES, COPY_STATES, ROLLOUT_STATES],
-    ids=["job", "step", "deployment", "instance", "copy", "rollout"],
+    "table", [JOB_STATES, STEP_STATES, DEPLOYMENT_STATES, INSTANCE_STATES, COPY_STATES, ROLLOUT_STATES,
+              STUDY_STATES, TRIAL_STATES],
+    ids=["job", "step", "deployment", "instance", "copy", "rollout", "study", "trial"],
 )  # fmt: skip
 def test_every_state_is_explained(table: object) -> None:
     missing = [state for state in table.states if f"`{state}`" not in OPERATIONS]  # type: ignore[attr-defined]

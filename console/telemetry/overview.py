@@ -204,7 +204,9 @@ def _numbers(
         one for host in hosts if host.is_online for one in groups[host.pk] if one.kind == "gpu" or not host.gpu_count
     ]
     day_ago = timezone.now() - timedelta(hours=24)
-    failed = policies.visible(user, Job.objects.filter(state="failed", finished_at__gte=day_ago)).count()
+    failed = policies.visible(
+        user, Job.objects.filter(state="failed", finished_at__gte=day_ago).exclude(kind="trial")
+    ).count()
     return {
         "serving": sum(
             one.deployment.state in ("serving", "degraded") and one.look is not LOOKS["unknown"] for one in deployments
@@ -234,9 +236,13 @@ def _moves(user: User) -> list[Change]:
     rows: list[StateChange] = []
     for kind, states in TELLING.items():
         rows += StateChange.objects.filter(kind=kind, after__in=states).order_by("-at")[: 2 * SHOWN_CHANGES]
-    deployments = _names(user, Deployment.objects.all(), rows, "deployments.deployment", "team")
+    deployments = _names(user, Deployment.objects.lasting(), rows, "deployments.deployment", "team")
     instances = _names(
-        user, Instance.objects.select_related("deployment"), rows, "deployments.instance", "deployment__team"
+        user,
+        Instance.objects.filter(deployment__for_study=False).select_related("deployment"),
+        rows,
+        "deployments.instance",
+        "deployment__team",
     )
     lines = []
     for row in rows:

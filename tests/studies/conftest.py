@@ -36,9 +36,7 @@ class Bench:
     def study(self, changes: str = "--max-num-seqs 64 | 128", **more: Any) -> Study:
         fleet = self.stage.fleet
         base = more.pop("base", None) or Base(fleet.copy, fleet.engine, ["--enforce-eager", "--max-num-seqs", "16"])
-        question = Question(
-            "chat", Workload(), LoadPlan(values=[1, 4], requests=20, repeats=2), Targets(ttft_ms=500)
-        )
+        question = Question("chat", Workload(), LoadPlan(values=[1, 4], requests=20, repeats=2), Targets(ttft_ms=500))
         given: dict[str, Any] = {"title": "Seqs", "question": question, "neighbours": "beside"} | more
         order = Order(variants=variants.read(changes, grid=given.pop("grid", False)), **given)
         return services.start(base, order, actor=self.admin, reason="try")
@@ -89,7 +87,14 @@ class Bench:
             for repeat in (1, 2):
                 told = numbers(ttft=ttft + repeat, output_tokens_per_second=tokens * load + repeat)
                 key = f"concurrency-{load}-{repeat}"
-                content = {"key": key, "by": "concurrency", "load": load, "repeat": repeat, "prompts": 20, "numbers": told}
+                content = {
+                    "key": key,
+                    "by": "concurrency",
+                    "load": load,
+                    "repeat": repeat,
+                    "prompts": 20,
+                    "numbers": told,
+                }
                 fresh = Step.objects.select_related("job", "host").get(pk=step.pk)
                 jobs.took_part(fresh, StepPart(step=step.pk, fence=fresh.fence, name=key, content=content))
 

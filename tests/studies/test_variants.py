@@ -45,14 +45,20 @@ def test_what_cannot_be_read_is_refused_with_what_to_do(text: str, why: str) -> 
 @pytest.mark.parametrize(
     ("base", "words", "expected"),
     [
-        (["--max-num-seqs", "16", "--enforce-eager"], ["--max-num-seqs", "64"], ["--enforce-eager", "--max-num-seqs", "64"]),
+        (
+            ["--max-num-seqs", "16", "--enforce-eager"],
+            ["--max-num-seqs", "64"],
+            ["--enforce-eager", "--max-num-seqs", "64"],
+        ),
         (["--max_num_seqs=16"], ["--max-num-seqs", "64"], ["--max-num-seqs", "64"]),
         (["--enforce-eager"], ["--no-enforce-eager"], ["--no-enforce-eager"]),
         (["--enforce-eager", "--seed", "1"], ["!--enforce-eager"], ["--seed", "1"]),
         (["-tp", "2"], ["--tensor-parallel-size", "1"], ["--tensor-parallel-size", "1"]),
     ],
 )
-def test_a_variant_takes_the_place_of_what_the_base_says(base: list[str], words: list[str], expected: list[str]) -> None:
+def test_a_variant_takes_the_place_of_what_the_base_says(
+    base: list[str], words: list[str], expected: list[str]
+) -> None:
     assert variants.applied(base, words, SCHEMA) == expected
 
 
