@@ -36,7 +36,8 @@ def test_each_variant_is_a_fresh_start_that_is_measured_and_ended_before_the_nex
     assert [one.spec and one.spec.number for one in (base, first, second)] == [1, 2, 3]
     assert first.arguments == ["--enforce-eager", "--max-num-seqs", "64"]
     assert not study.own.instances.exclude(state="stopped").exists()  # type: ignore[union-attr]
-    assert study.own and study.own.state == "stopped"
+    assert study.own
+    assert study.own.state == "stopped"
 
 
 def test_a_difference_inside_the_spread_is_noise_and_the_real_winner_is_named(bench: Bench) -> None:
@@ -205,7 +206,8 @@ def test_cancelling_stops_the_engine_that_is_measured_and_keeps_what_was_measure
     jobs.finished(fresh, StepFinished(step=step.pk, fence=fresh.fence, outcome="cancelled"))
     trial.refresh_from_db()
     assert trial.state == "cancelled"
-    assert trial.benchmark and trial.benchmark.state == "cancelled"
+    assert trial.benchmark
+    assert trial.benchmark.state == "cancelled"
     assert not Instance.objects.get(pk=trial.instance_id).run
     bench.gone(trial)
     study = bench.drive(study)
