@@ -49,20 +49,23 @@ def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     threading.Thread(target=web.serve_forever, daemon=True).start()
     broker_port, ports = free_port(), (free_port(), free_port())
     broker = start_broker(broker_port, tmp_path)
-    known = {"console_url": f"http://127.0.0.1:{web.server_port}", "broker_port": broker_port}
-    env.runtime_file().parent.mkdir(parents=True, exist_ok=True)
-    env.runtime_file().write_text(json.dumps(known))
-    env.runtime_file().write_text(json.dumps(known | tls_front.addresses(*ports)))
-    program = tls_front.program({})
-    process = subprocess.Popen(program.argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    assert program.ready
-    wait_for("HAProxy listens", program.ready, seconds=60)
-    yield env.hosts_url()
-    for one in (process, broker):
-        one.terminate()
-        one.wait(20)
-    web.shutdown()
-    web.server_close()
+    running = [broker]
+    try:
+        known = {"console_url": f"http://127.0.0.1:{web.server_port}", "broker_port": broker_port}
+        env.runtime_file().parent.mkdir(parents=True, exist_ok=True)
+        env.runtime_file().write_text(json.dumps(known))
+        env.runtime_file().write_text(json.dumps(known | tls_front.addresses(*ports)))
+        program = tls_front.program({})
+        running.append(subprocess.Popen(program.argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        assert program.ready
+        wait_for("HAProxy listens", program.ready, seconds=60)
+        yield env.hosts_url()
+    finally:
+        for one in running:
+            one.terminate()
+            one.wait(20)
+        web.shutdown()
+        web.server_close()
 
 
 def trusting() -> ssl.SSLContext:
