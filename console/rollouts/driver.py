@@ -205,13 +205,12 @@ class Driver:
 
     def _withdraw(self, rollout: Rollout) -> None:
         job = rollout.stop_job
-        to = "aborted" if rollout.ended_by_person else "rolled_back"
         nothing_left = job is None and not services.instances_of(rollout, "new")
         if nothing_left or (job is not None and job.state == "succeeded"):
             with transaction.atomic():
-                services.finish(
-                    services.locked(rollout), to, _("All requests go to the old engines; the new ones are gone.")
-                )
+                rollout = services.locked(rollout)
+                gone = _("All requests go to the old engines; the new ones are gone.")
+                services.finish(rollout, rollout.outcome, gone)
         elif job is None and _is_drained(rollout, "new"):
             with transaction.atomic():
                 services.stop_side(services.locked(rollout), "new")

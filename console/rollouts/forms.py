@@ -15,9 +15,10 @@ from console.deployments.models import Deployment, Spec
 from console.fleet.models import Engine
 from console.gateway.models import VERSION_NAME
 from console.rollouts import presets
-from console.rollouts.plans import USUAL_WEIGHTS, Margins, Plan, Stage
+from console.rollouts.plans import USUAL_HOLD_SECONDS, USUAL_WEIGHTS, Margins, Plan, Stage
 
 MOST_STEPS = 12
+MOST_HOLD_MINUTES = 1440
 FEATURES = [
     ("patch", gettext_lazy("for a patch upgrade")),
     ("always", gettext_lazy("for any upgrade")),
@@ -46,9 +47,9 @@ class RolloutForm(ReasonForm):
         label=gettext_lazy("Steps (share of requests, %)"), initial=", ".join(map(str, USUAL_WEIGHTS)),
         help_text=gettext_lazy("Rising, up to 100."),
     )  # fmt: skip
-    hold_minutes = forms.FloatField(
-        label=gettext_lazy("Each holds at least (min)"), initial=5, min_value=0, max_value=1440,
-        help_text=gettext_lazy("And until it is shown to be as good."),
+    hold_minutes = forms.CharField(
+        label=gettext_lazy("Hold at least (min)"), initial=USUAL_HOLD_SECONDS // 60,
+        help_text=gettext_lazy("One for all, or one for each step: 5, 5, 10, 30, 60. And until it is shown to be as good."),
     )  # fmt: skip
     patience_minutes = forms.FloatField(
         label=gettext_lazy("Ask me after (min)"), initial=60, min_value=1, max_value=10080,
@@ -113,11 +114,39 @@ class RolloutForm(ReasonForm):
             )
         return found
 
+    def clean(self) -> dict[str, Any]:
+        """Hold times belong to steps, one by one."""
+        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        weights, minutes = cleaned.get("weights"), cleaned.get("hold_minutes")
+        if weights and minutes:
+            if len(minutes) not in (1, len(weights)):
+                self.add_error(
+                    "hold_minutes",
+                    _("%(times)d times for %(steps)d steps. Give one for all, or one for each.")
+                    % {"times": len(minutes), "steps": len(weights)},
+                )
+            cleaned["hold_minutes"] = minutes * len(weights) if len(minutes) == 1 else minutes
+        return cleaned
+
+    def clean_hold_minutes(self) -> tuple[float, ...]:
+        """One time, or several."""
+        words = self.cleaned_data["hold_minutes"].replace(",", " ").replace(";", " ").split()
+        try:
+            found = tuple(float(word) for word in words)
+        except ValueError:
+            found = ()
+        if not found or not all(0 <= one <= MOST_HOLD_MINUTES for one in found):
+            raise forms.ValidationError(_("Minutes from 0 to %(most)d, such as 5.") % {"most": MOST_HOLD_MINUTES})
+        return found
+
     def plan(self) -> Plan:
         """How it goes."""
         data = self.cleaned_data
         return Plan(
-            stages=tuple(Stage(weight, data["hold_minutes"] * 60) for weight in data["weights"]),
+            stages=tuple(
+                Stage(weight, minutes * 60)
+                for weight, minutes in zip(data["weights"], data["hold_minutes"], strict=True)
+            ),
             margins=Margins(data["ttft"] / 100, data["pace"] / 100, data["failures"] / 100, data["finish"] / 100),
             patience_seconds=data["patience_minutes"] * 60,
             version=data["version"],

@@ -78,6 +78,13 @@ class Rollout(Owned, Stateful):
         """True until it has ended."""
         return self.state in LIVE_STATES
 
+    @property
+    def outcome(self) -> str:
+        """The state in which it ends, once the engines of the side that was given up are gone."""
+        if self.state == "draining":
+            return "succeeded"
+        return "aborted" if self.ended_by_person else "rolled_back"
+
     def current(self) -> "RolloutStep | None":
         """The step that it is at; None before the first."""
         return self.steps.order_by("position").last()

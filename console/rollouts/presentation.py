@@ -39,6 +39,8 @@ class ShownStage:
 
     weight: int
     place: str
+    holds: str
+    """For how long at least, in words."""
 
 
 def sentence(rollout: Rollout) -> str:
@@ -74,7 +76,10 @@ def stages(rollout: Rollout, steps: Sequence[RolloutStep]) -> list[ShownStage]:
             return "now"
         return "worse" if steps[at - 1].verdict == "worse" else "past"
 
-    return [ShownStage(stage.weight, place(at)) for at, stage in enumerate(rollout.chosen.stages, start=1)]
+    return [
+        ShownStage(stage.weight, place(at), readable_duration(stage.hold_seconds))
+        for at, stage in enumerate(rollout.chosen.stages, start=1)
+    ]
 
 
 def shown(step: RolloutStep) -> ShownStep:
@@ -120,9 +125,15 @@ def margins(plan: Plan) -> list[tuple[str, str]]:
         (_("Failed requests"), _("+%s points") % f"{agreed.errors * 100:.3g}"),
         (_("Answers that don't end by themselves"), _("+%s points") % f"{agreed.finish * 100:.3g}"),
         (_("Certainty"), _("99 %% from %(least)d requests a side on") % {"least": LEAST_REQUESTS}),
-        (_("Each step holds"), readable_duration(plan.stages[0].hold_seconds)),
+        (_("Steps hold at least"), _holds(plan)),
         (_("Asks after"), readable_duration(plan.patience_seconds)),
     ]
+
+
+def _holds(plan: Plan) -> str:
+    """The time of all steps, or of each where they differ."""
+    times = [readable_duration(stage.hold_seconds) for stage in plan.stages]
+    return times[0] if len(set(times)) == 1 else ", ".join(times)
 
 
 def figure(steps: Sequence[RolloutStep]) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from django.db import transaction
-from django.db.models import Max
+from django.db.models import Max, Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -179,6 +179,18 @@ def instances_of(rollout: Rollout, side: str) -> list[Instance]:
     return list(rows.filter(spec=rollout.new_spec) if side == "new" else rows.exclude(spec=rollout.new_spec))
 
 
+def given_up(rollout: Rollout) -> str:
+    """The side whose engines are stopped at its end; empty while none is."""
+    return {"draining": "old", "rolling_back": "new"}.get(rollout.state, "") if rollout.stop_job is not None else ""
+
+
+def is_stuck(rollout: Rollout) -> bool:
+    """True if the engines of the side that was given up could not be stopped: a person is needed."""
+    return (
+        bool(given_up(rollout)) and rollout.stop_job is not None and rollout.stop_job.state in ("failed", "cancelled")
+    )
+
+
 # -- what people do -------------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +245,34 @@ def abort(rollout: Rollout, *, actor: User, reason: str) -> None:
         if rollout.job is not None and rollout.state == "preparing" and rollout.job.state in ("queued", "running"):
             jobs.cancel(rollout.job, actor=actor, reason=reason)
         go_back(rollout, _("Aborted."), actor=actor, reason=reason)
+
+
+def stop_again(rollout: Rollout, *, actor: User, reason: str) -> Job | None:
+    """Try once more to stop the engines of the side that was given up; None if nothing of them is left."""
+    with transaction.atomic():
+        rollout = locked(rollout)
+        _refuse_unless_stuck(rollout)
+        happened(rollout, "refresh", _("Stops the engines once more."), actor=actor, reason=reason)
+        _record(rollout, "rollout.stop_again", actor=actor, reason=reason)
+        stop_side(rollout, given_up(rollout), actor=actor, reason=reason)
+        return rollout.stop_job
+
+
+def let_go(rollout: Rollout, *, actor: User, reason: str) -> None:
+    """End it although engines of the side that was given up may still run: their host stops them once it can."""
+    with transaction.atomic():
+        rollout = locked(rollout)
+        _refuse_unless_stuck(rollout)
+        for instance in _left_of(rollout, given_up(rollout)):
+            deployments.halt(instance)
+        _record(rollout, "rollout.let_go", actor=actor, reason=reason)
+        happened(rollout, "player-skip-forward", _("Not waited for the engines to end."), actor=actor, reason=reason)
+        finish(rollout, rollout.outcome, _("Ended by a person; engines that were given up may still run."))
+
+
+def _refuse_unless_stuck(rollout: Rollout) -> None:
+    if not is_stuck(rollout):
+        raise Refused(_("Its engines are being stopped, or were. Look at it again."))
 
 
 def _refuse_unless(rollout: Rollout, *states: str) -> None:
@@ -292,10 +332,10 @@ def go_back(rollout: Rollout, text: str, *, code: str = "", actor: User | None =
         )  # fmt: skip
 
 
-def stop_side(rollout: Rollout, side: str) -> None:
+def stop_side(rollout: Rollout, side: str, *, actor: User | None = None, reason: str = "") -> None:
     """Stop a side whose requests have ended."""
     steps = deployments.StepsOfInstances()
-    ended = instances_of(rollout, side)
+    ended = _left_of(rollout, side)
     for instance in ended:
         steps.add(instance, deployments.stop_step(instance))
     if not ended:
@@ -305,11 +345,18 @@ def stop_side(rollout: Rollout, side: str) -> None:
         title=_("Stop the engines of %(name)s that a rollout gave up") % {"name": rollout.deployment},
         host=ended[0].host,
         steps=steps.planned,
-        actor=None,
+        actor=actor,
         subject=("deployment", rollout.deployment_id),
+        reason=reason,
         payload=steps.payload,
     )
     rollout.save(update_fields=["stop_job"])
+
+
+def _left_of(rollout: Rollout, side: str) -> list[Instance]:
+    """Instances of one side of which something may still run, also those that were told to stop."""
+    rows = rollout.deployment.instances.filter(Q(run=True) | Q(ordered=True)).select_related("host", "deployment")
+    return list((rows.filter if side == "new" else rows.exclude)(spec=rollout.new_spec).order_by("number"))
 
 
 def finish(rollout: Rollout, to: str, text: str) -> None:

@@ -12,4 +12,6 @@ urlpatterns = [
     path("rollouts/<int:pk>/go-on/", views.rollout_go_on, name="rollout_go_on"),
     path("rollouts/<int:pk>/skip/", views.rollout_skip, name="rollout_skip"),
     path("rollouts/<int:pk>/abort/", views.rollout_abort, name="rollout_abort"),
+    path("rollouts/<int:pk>/stop-again/", views.rollout_stop_again, name="rollout_stop_again"),
+    path("rollouts/<int:pk>/let-go/", views.rollout_let_go, name="rollout_let_go"),
 ]

@@ -91,6 +91,7 @@ def rollout_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "happenings": happenings,
         "figure": presentation.figure(steps),
         "pinned": rollout.chosen.version if rollout.state in ("shifting", "held", "draining") else "",
+        "stuck": services.is_stuck(rollout),
         "may_abort": rollout.state in ("preparing", "shifting", "held", "draining") and rollout.stop_job is None,
     }
     return render(request, "rollouts/detail.html", context)
@@ -128,6 +129,23 @@ def rollout_abort(request: HttpRequest, pk: int) -> HttpResponse:
     said = [_("All requests go to the engines of spec %(number)d within two seconds.") % {"number": rollout.old_spec.number},
             _("What the new engines have begun they finish; then they are stopped.")]  # fmt: skip
     return _ask(request, rollout, services.abort, _("Abort"), said, danger=True)
+
+
+@require_http_methods(["GET", "POST"])
+def rollout_stop_again(request: HttpRequest, pk: int) -> HttpResponse:
+    """Stop once more what could not be stopped."""
+    rollout = find(request.user, pk, Action.OPERATE)
+    said = [_("The engines of the side that was given up are told to stop once more; they get no requests.")]
+    return _ask(request, rollout, services.stop_again, _("Stop them again"), said)
+
+
+@require_http_methods(["GET", "POST"])
+def rollout_let_go(request: HttpRequest, pk: int) -> HttpResponse:
+    """End it without waiting for engines that can't be stopped."""
+    rollout = find(request.user, pk, Action.OPERATE)
+    said = [_("The rollout ends now, and the deployment can be changed again."),
+            _("What still runs gets no requests, and keeps its memory until its host stops it.")]  # fmt: skip
+    return _ask(request, rollout, services.let_go, _("End it without them"), said, danger=True)
 
 
 def _ask(

@@ -79,6 +79,9 @@ def test_what_will_be_done_is_said_before_and_started_after(
         ("weights", "1, x, 100", "Whole per cents"),
         ("arguments", "--a 'b", "be taken apart"),
         ("arguments", "--enforce-eager", "Nothing that an engine runs by"),
+        ("hold_minutes", "5, 6", "2 times for 3 steps"),
+        ("hold_minutes", "soon", "Minutes from 0"),
+        ("hold_minutes", "nan", "Minutes from 0"),
         ("ttft", "0", "greater than or equal"),
         ("version", "a b", "Use letters"),
     ],
@@ -190,6 +193,69 @@ def test_the_list_runs_as_many_queries_for_many_as_for_one(
         Rollout.objects.update(state="failed")
     with django_assert_max_num_queries(20):
         assert client.get("/rollouts/").status_code == 200
+
+
+def test_each_step_holds_for_its_own_time(client: Client, admin: User, deployment: Deployment) -> None:
+    client.force_login(admin)
+    spec = deployment.current_spec
+    assert spec
+    fields = sent(engine=spec.engine_id, copy=spec.copy_id, hold_minutes="5, 0.5, 60", start="1")
+    client.post(f"/deployments/{deployment.pk}/roll-out/", fields)
+    rollout = Rollout.objects.get()
+    assert [stage.hold_seconds for stage in rollout.chosen.stages] == [300, 30, 3600]
+    page = client.get(f"/rollouts/{rollout.pk}/").content.decode()
+    assert "5 min, 30 s, 1 h" in page
+
+
+@pytest.fixture
+def stuck(rollout: Rollout) -> Rollout:
+    """It went back, and the new engine could not be stopped."""
+    begun(rollout)
+    Instance.objects.update(run=True, ordered=True)
+    services.go_back(services.locked(rollout), "It hangs.", code="hung")
+    services.stop_side(services.locked(rollout), "new")
+    found = services.locked(rollout)
+    assert found.stop_job
+    Instance.objects.filter(spec=found.new_spec).update(run=False, ordered=True)
+    Job.objects.filter(pk=found.stop_job.pk).update(state="failed", state_reason="the host was silent.")
+    return services.locked(rollout)
+
+
+def test_engines_that_can_not_be_stopped_are_shown_and_stopped_once_more(
+    client: Client, operator: User, stuck: Rollout
+) -> None:
+    client.force_login(operator)
+    page = client.get(f"/rollouts/{stuck.pk}/").content.decode()
+    assert "could not be stopped: the host was silent." in page
+    assert f'href="/jobs/{stuck.stop_job_id}/"' in page
+    assert client.post(f"/rollouts/{stuck.pk}/stop-again/", {"reason": "it is back"}).status_code == 302
+    again = services.locked(stuck)
+    assert again.stop_job_id != stuck.stop_job_id
+    assert (again.state, again.stop_job and again.stop_job.state in ("queued", "running")) == ("rolling_back", True)
+    assert again.stop_job
+    assert [step.kind for step in again.stop_job.steps.all()] == ["stop"]
+    late = client.post(f"/rollouts/{stuck.pk}/let-go/", {"reason": "too late"})
+    assert late.status_code == 400
+
+
+def test_a_rollout_can_end_without_engines_that_can_not_be_stopped(
+    client: Client, operator: User, stuck: Rollout
+) -> None:
+    client.force_login(operator)
+    assert client.post(f"/rollouts/{stuck.pk}/let-go/", {"reason": "that host burnt"}).status_code == 302
+    stuck.refresh_from_db()
+    assert (stuck.state, stuck.is_live) == ("rolled_back", False)
+    assert not Canary.objects.exists()
+    assert Deployment.objects.get().current_spec == stuck.old_spec
+    assert AuditEntry.objects.get(action="rollout.let_go").reason == "that host burnt"
+    assert client.get(f"/rollouts/{stuck.pk}/").status_code == 200
+
+
+def test_a_viewer_may_not_end_it(client: Client, viewer: User, stuck: Rollout) -> None:
+    client.force_login(viewer)
+    for name in ("stop-again", "let-go"):
+        assert client.post(f"/rollouts/{stuck.pk}/{name}/", {"reason": "x"}).status_code == 403
+    assert "Stop them again" not in client.get(f"/rollouts/{stuck.pk}/").content.decode()
 
 
 def test_a_patch_upgrade_keeps_new_features_off() -> None:
