@@ -41,7 +41,7 @@ class RouteForm(forms.ModelForm):  # type: ignore[type-arg]
         fields = [
             "name", "balance", "fallback", "context_tokens", "output_cap", "output_assumed", "long_tokens",
             "requests_per_minute", "tokens_per_minute", "concurrency", "in_flight_each", "queue_limit", "queue_seconds",
-            "silence_seconds", "enabled", "notes",
+            "silence_seconds", "deadline_seconds", "exact_context", "control_characters", "enabled", "notes",
         ]  # fmt: skip
         labels = {
             **LIMIT_LABELS,
@@ -56,6 +56,9 @@ class RouteForm(forms.ModelForm):  # type: ignore[type-arg]
             "queue_limit": _("Waiting at most"),
             "queue_seconds": _("Waiting at most, in seconds"),
             "silence_seconds": _("Silence at most, in seconds"),
+            "deadline_seconds": _("Whole answer at most, in seconds"),
+            "exact_context": _("Count prompts by the engine's tokenizer"),
+            "control_characters": _("Control characters"),
             "enabled": _("Answer under this name"),
             "notes": _("Notes"),
         }
@@ -74,6 +77,11 @@ class RouteForm(forms.ModelForm):  # type: ignore[type-arg]
             "in_flight_each": _("More than that wait in the gateway, for whichever instance is free first."),
             "queue_limit": _("One more is refused with 429, and told how many wait."),
             "silence_seconds": _("An engine that sends nothing for so long is given up."),
+            "deadline_seconds": _("An answer that is not complete by then is ended. Empty: no deadline."),
+            "exact_context": _(
+                "One more question to the engine before each request; without it the estimate from bytes decides."
+            ),
+            "control_characters": _("What becomes of them in requests; tabs and line ends always stay."),
         }
         widgets = {
             "name": forms.TextInput(attrs=_AUTO | {"autofocus": True}),

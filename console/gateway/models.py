@@ -51,6 +51,19 @@ class Route(Owned, Limited):
     """Tokens of an answer, for its cost, where the request names no max_tokens."""
     long_tokens = models.PositiveIntegerField(null=True, blank=True)
     """Requests whose prompt is estimated longer go to the targets of the long lane."""
+    CONTROLS = [
+        ("pass", _("go on as they are")),
+        ("blank", _("become blanks")),
+        ("refuse", _("are refused")),
+    ]
+    exact_context = models.BooleanField(default=False)
+    """True: prompts are counted by the engine's own tokenizer before they are admitted, not estimated from bytes."""
+    control_characters = models.CharField(max_length=10, choices=CONTROLS, default="pass")
+    """What becomes of control characters in requests, tabs and line ends aside."""
+    deadline_seconds = models.PositiveIntegerField(
+        null=True, blank=True, validators=[MinValueValidator(1), MaxValueValidator(86_400)]
+    )
+    """An answer that is not complete by then is ended."""
     queue_limit = models.PositiveIntegerField(default=256, validators=[MinValueValidator(1)])
     queue_seconds = models.PositiveIntegerField(default=30, validators=[MinValueValidator(1), MaxValueValidator(3600)])
     silence_seconds = models.PositiveIntegerField(

@@ -76,6 +76,9 @@ def _routes() -> Iterable[description.Route]:
             queue_limit=route.queue_limit,
             queue_seconds=route.queue_seconds,
             silence_seconds=route.silence_seconds,
+            deadline_seconds=route.deadline_seconds or 0,
+            is_exact=route.exact_context,
+            control_characters=route.control_characters,  # type: ignore[arg-type]  # as above
             limits=_limits(route),
             fallback=route.fallback_id,
         )

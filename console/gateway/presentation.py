@@ -149,6 +149,12 @@ def route_facts(route: Route) -> list[tuple[str, str]]:
         (_("Waiting at most"), _("%(count)s requests, %(seconds)s s") % _waiting(route)),
         (_("Silence at most"), _("%s s") % _count(route.silence_seconds)),
     ]
+    if route.deadline_seconds:
+        facts.append((_("Whole answer at most"), _("%s s") % _count(route.deadline_seconds)))
+    if route.exact_context:
+        facts.append((_("Prompts"), _("counted by the engine's tokenizer")))
+    if route.control_characters != "pass":
+        facts.append((_("Control characters"), str(route.get_control_characters_display())))
     if route.long_tokens:
         facts.append((_("Long lane"), _("from %s") % _tokens(route.long_tokens)))
     return facts

@@ -43,6 +43,10 @@ class Engine:
     gate: threading.Event = field(default_factory=threading.Event)
     waits: bool = False
     """Answers only once `gate` is set."""
+    sent: int = 0
+    """Pieces of streams that were sent."""
+    counts: int | None = None
+    """What /tokenize says; None: it is not there."""
 
     def answer(self) -> bytes:
         message = {"role": "assistant", "content": f"hello from {self.name}"}
@@ -78,6 +82,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        if self.path == "/tokenize":
+            self._whole(
+                200 if self.engine.counts is not None else 404, b'{"count":%d}' % (self.engine.counts or 0), "a/b"
+            )
+            return
         self.engine.asked.append(({name.lower(): value for name, value in self.headers.items()}, body))
         if self.engine.waits:
             self.engine.gate.wait(20)
@@ -102,6 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
             for piece in pieces:
                 self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
                 self.wfile.flush()
+                self.engine.sent += 1
                 time.sleep(self.engine.pause_seconds)
             self.wfile.write(b"0\r\n\r\n")
         except OSError:

@@ -81,7 +81,7 @@ def _defaults() -> list[str]:
         "    option abortonclose",
         "    option redispatch 1",
         "    retries 1",
-        "    retry-on conn-failure empty-response 503",
+        "    retry-on conn-failure empty-response 500 502 503 504",
         "    timeout connect 2s",
         "    timeout client 15m",
         "    timeout server 15m",
@@ -141,6 +141,7 @@ def _frontend(gateway: Gateway) -> list[str]:
         *_models(),
         *_body(listener),
         *_routing(gateway),
+        *_careful_reading(listener),
         *_admission(gateway),
     ]
     return [
@@ -260,6 +261,7 @@ def _body(listener: Listener) -> list[str]:
 def _routing(gateway: Gateway) -> list[str]:
     listener = gateway.listener
     fields = [f"route_{what}" for what in _LIMIT_FIELDS] + ["context", "cap", "assumed", "long", "kept"]
+    fields += ["controls", "exact", "deadline"]
     no_model = "The model %[var(txn.model),json(utf8s)] does not exist."
     foreign = "This API key may not use the model %[var(txn.model),json(utf8s)]."
     no_version = "The model %[var(txn.model),json(utf8s)] has no version %[req.fhdr(X-Model-Version),json(utf8s)]."
@@ -287,6 +289,22 @@ def _routing(gateway: Gateway) -> list[str]:
         " if { var(txn.long),add(0) gt 0 } { var(txn.prompt),sub(txn.long) gt 0 } !{ var(txn.version) -m found }",
         "http-request set-var(txn.chosen) var(txn.pinned) if { var(txn.pinned) -m found }",
         *_fallbacks(gateway),
+    ]
+
+
+def _careful_reading(listener: Listener) -> list[str]:
+    """What only some routes ask for: control characters looked for, prompts counted by the engine's tokenizer."""
+    return [
+        "http-request lua.slipway_controls if !{ var(txn.controls) -m str pass }",
+        *refuse(
+            400,
+            "control_characters",
+            "The request holds control characters, which this model’s route refuses. Tabs and line ends may stand.",
+            "{ var(txn.controls) -m str refuse } { var(txn.has_controls) -m found }",
+        ),
+        f"http-request set-var(txn.tokenizer) var(txn.to),{_map(listener, 'tokenizers')} if {{ var(txn.exact) -m str 1 }}",
+        "http-request lua.slipway_count if { var(txn.tokenizer) -m found }",
+        "http-request unset-var(txn.tokenizer)",
     ]
 
 
@@ -352,6 +370,9 @@ def _cost_checks() -> list[str]:
         "The request needs about %[var(txn.size)] tokens (%[var(txn.prompt)] of prompt); "
         "the model's context has %[var(txn.context)]."
     )
+    counted = "The request needs %[var(txn.size)] tokens (%[var(txn.prompt)] of prompt, as the engine counts them); "
+    counted += "the model's context has %[var(txn.context)]."
+    over = "{ var(txn.context),add(0) gt 0 } { var(txn.size),sub(txn.context) gt 0 }"
     return [
         *refuse(
             400,
@@ -361,12 +382,8 @@ def _cost_checks() -> list[str]:
         ),
         "http-request set-var(txn.size) var(txn.prompt)",
         "http-request set-var(txn.size) var(txn.prompt),add(txn.asked) if { var(txn.asked) -m found }",
-        *refuse(
-            413,
-            "context_exceeded",
-            too_long,
-            "{ var(txn.context),add(0) gt 0 } { var(txn.size),sub(txn.context) gt 0 }",
-        ),
+        *refuse(413, "context_exceeded", counted, f"{over} {{ var(txn.counted) -m found }}"),
+        *refuse(413, "context_exceeded", too_long, f"{over} !{{ var(txn.counted) -m found }}"),
         "http-request set-var(txn.cost) var(txn.output),mul(txn.choices),add(txn.prompt)",
     ]
 
@@ -439,7 +456,8 @@ def _backend(route: Route, target: Target, *, servers: bool) -> list[str]:
         f"backend {target.backend}",
         *[f"    {line}" for line in balance],
         f"    timeout queue {route.queue_seconds}s",
-        f"    timeout server {route.silence_seconds}s",
+        # An answer that isn't streamed says nothing until it is whole.
+        f"    timeout server {min(route.silence_seconds, route.deadline_seconds or route.silence_seconds)}s",
         "    timeout check 700ms",
         "    option httpchk GET /health",
         # To ask another instance again after a failure, HAProxy copies its whole buffer first: only where there is another.

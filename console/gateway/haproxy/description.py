@@ -8,6 +8,7 @@ BURST_SECONDS = 100
 """Tokens are counted over this span: a limit of 60,000 a minute lets 100,000 through at once and 1,000 a second for long."""
 
 Balance = Literal["leastconn", "session", "prefix"]
+Controls = Literal["pass", "blank", "refuse"]
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,11 @@ class Route:
     queue_limit: int = 256
     queue_seconds: int = 30
     silence_seconds: int = 600
+    deadline_seconds: int = 0
+    """An answer that is not complete so long after its request is ended; 0: none."""
+    is_exact: bool = False
+    """Prompts are counted by the engine's tokenizer before they are admitted."""
+    control_characters: Controls = "pass"
     limits: Limits = Limits()
     fallback: int | None = None
     """Number of the route whose targets take over when none here is ready or its queue is full."""

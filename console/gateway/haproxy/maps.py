@@ -7,7 +7,20 @@ from collections.abc import Iterable, Mapping
 from console.gateway.haproxy.description import Gateway, Key, Limits, Route, Target
 
 SLOTS = 100
-NAMES = ("keys", "grants", "names", "routes", "slots", "pins", "open", "models", "lists", "spent", "corrections")
+NAMES = (
+    "keys",
+    "grants",
+    "names",
+    "routes",
+    "slots",
+    "pins",
+    "open",
+    "models",
+    "lists",
+    "spent",
+    "corrections",
+    "tokenizers",
+)
 
 Maps = dict[str, dict[str, str]]
 
@@ -28,6 +41,7 @@ def build(gateway: Gateway) -> Maps:
         "lists": {scope: _listed(routes[number] for number in sorted(allowed)) for scope, allowed in scopes.items()},
         "spent": {name: str(until) for name, until in gateway.spent.items()},
         "corrections": {name: str(tokens) for name, tokens in gateway.corrections.items() if tokens},
+        "tokenizers": dict(_tokenizers(gateway)),
     }
 
 
@@ -72,7 +86,17 @@ def _key(key: Key, routes: Mapping[int, Route]) -> str:
 def _route(route: Route) -> str:
     own = [route.context_tokens, route.output_cap, route.output_assumed, route.long_tokens]
     kept = 1 if route.balance == "session" else 0
-    return ";".join(map(str, [*_limits(route.limits), *own, kept]))
+    how = [route.control_characters, 1 if route.is_exact else 0, route.deadline_seconds]
+    return ";".join(map(str, [*_limits(route.limits), *own, kept, *how]))
+
+
+def _tokenizers(gateway: Gateway) -> Iterable[tuple[str, str]]:
+    """By backend, what counts its prompts: the address of an instance and its key."""
+    for name, target in backends(gateway).items():
+        ready = [server for server in target.servers if not server.draining]
+        if ready:
+            host = f"[{ready[0].address}]" if ":" in ready[0].address else ready[0].address
+            yield name, f"{host}:{ready[0].port} {target.engine_key}"
 
 
 def _pins(routes: Iterable[Route]) -> Iterable[tuple[str, str]]:

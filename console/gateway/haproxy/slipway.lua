@@ -140,6 +140,48 @@ core.register_action("slipway_read", { "http-req" }, function(txn)
   if prefix then txn:set_var("txn.prefix", sub(prefix, 1, 2048)) end
 end)
 
+-- Control characters -----------------------------------------------------------------------------------------------------
+
+-- What stands for a control character in JSON, with as many blanks instead: `\\u0000` (not after another backslash), DEL
+-- and the C1 set as UTF-8. Tabs and line ends stay.
+local function without_controls(text)
+  local function escaped(slashes, code)
+    local number = tonumber(code, 16)
+    if #slashes % 2 == 0 or number == 9 or number == 10 or number == 13 then return nil end
+    if number < 32 or (number > 126 and number < 160) then return sub(slashes, 2) .. "      " end
+  end
+  if find(text, "\\u00", 1, true) then text = gsub(text, "(\\+)u(00%x%x)", escaped) end
+  if find(text, "\127", 1, true) then text = gsub(text, "\127", " ") end
+  if find(text, "\194[\128-\159]") then text = gsub(text, "\194[\128-\159]", "  ") end
+  return text
+end
+
+core.register_action("slipway_controls", { "http-req" }, function(txn)
+  local body = txn.f:req_body() or ""
+  if without_controls(body) ~= body then txn:set_var("txn.has_controls", 1) end
+end)
+
+-- The engine's own count of a prompt -----------------------------------------------------------------------------------
+
+local COUNT_MS = 5000
+local COUNTED = { ["/v1/chat/completions"] = "messages", ["/v1/completions"] = "prompt" }
+
+-- /tokenize takes a request as it is. Where it can't count (several prompts, no answer), the estimate stays in force.
+core.register_action("slipway_count", { "http-req" }, function(txn)
+  local field = COUNTED[txn.f:path()]
+  local host, key = match(txn:get_var("txn.tokenizer") or "", "^(%S+) (%S+)$")
+  if not field or not host then return end
+  local asked = core.httpclient():post({
+    url = "http://" .. host .. "/tokenize", body = txn.f:req_body(), timeout = COUNT_MS,
+    headers = { ["content-type"] = { "application/json" }, ["authorization"] = { "Bearer " .. key } },
+  })
+  local count = asked and asked.status == 200 and asked.body and match(asked.body, '"count":%s*(%d+)')
+  if count then
+    txn:set_var("txn.prompt", tonumber(count))
+    txn:set_var("txn.counted", 1)
+  end
+end)
+
 -- Usage -----------------------------------------------------------------------------------------------------------------
 
 local TAIL_BYTES = 600 -- longer than a usage object: one that is split across buffers is found in the tail and the rest
@@ -159,6 +201,11 @@ end
 function Usage:http_headers(txn, message)
   if not message.channel:is_resp() then
     self.began = milliseconds()
+    local seconds = tonumber(txn:get_var("txn.deadline") or "0") or 0
+    self.deadline = seconds > 0 and self.began + 1000 * seconds
+    if txn:get_var("txn.controls") == "blank" and txn:get_var("txn.has_controls") then
+      filter.register_data_filter(self, message.channel)
+    end
     return filter.CONTINUE
   end
   if txn:get_var("txn.to") then
@@ -215,9 +262,26 @@ local function usage_only(text)
   end
 end
 
+-- An event that says why the stream ends here, in the form in which engines tell of errors.
+local LATE = 'data: {"error":{"message":"The answer was not complete by the deadline of this model’s route.",'
+  .. '"type":"api_error","param":null,"code":"deadline_exceeded"}}\n\n'
+
 function Usage:http_payload(txn, message)
   local text = message:body()
   if not text or text == "" then return end
+  if not message.channel:is_resp() then
+    -- As long as before, so that the length that the head tells stays true.
+    message:set(without_controls(text))
+    return
+  end
+  if self.late then return message:remove() end
+  if self.deadline and milliseconds() > self.deadline and txn:get_var("txn.stream") == 1 then
+    self.late = true
+    txn:set_var("txn.refusal", "deadline_exceeded")
+    message:set(LATE)
+    message:set_eom()
+    return
+  end
   if self.began and not self.first then
     self.first = true
     txn:set_var("txn.first_ms", milliseconds() - self.began)
