@@ -108,6 +108,15 @@ class Environment(BaseSettings):
     slipway_gateway_certificate: str = Field(
         default="", description="PEM file with certificate and key: the gateway speaks TLS and HTTP/2 then."
     )
+    slipway_gateway_syslog: str = Field(
+        default="",
+        description="Where each request of the gateway goes as a line of syslog: udp://HOST:514 or tcp://HOST:PORT.",
+    )
+    slipway_gateway_otlp: str = Field(
+        default="",
+        description="Where each request of the gateway goes as a log record of OpenTelemetry, such as "
+        "http://collector:4318/v1/logs.",
+    )
     slipway_haproxy: str = Field(
         default="", description="HAProxy 2.6 or later with Lua; empty: the one that comes with the Python packages."
     )

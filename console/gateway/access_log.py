@@ -8,7 +8,7 @@ import ctypes
 import json
 import os
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from django.db.models import F, Max
 
 from console.gateway.haproxy.description import BURST_SECONDS, CANARY
 from console.gateway.models import GatewayRequest, Key, LogCursor, Route, Target, UsageDay
+from console.gateway.sending import Sender
 
 log = structlog.get_logger(__name__)
 
@@ -75,8 +76,9 @@ class Corrections:
 class Reader:
     """Reads the access log from where the database says that it is stored."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, senders: Sequence[Sender] = ()) -> None:
         self._path = path
+        self._senders = senders
         self._names = Names.read()
         self.corrections = Corrections()
 
@@ -91,6 +93,7 @@ class Reader:
             self._store(rows)
             LogCursor.objects.filter(pk=cursor.pk).update(offset=end)
         self._append(rows)
+        self._send(rows)
         self._forget(end)
         return len(rows)
 
@@ -171,6 +174,12 @@ class Reader:
         for day, lines in by_day.items():
             with (self._path.parent / f"requests-{day}.jsonl").open("a") as file:
                 file.write("\n".join(lines) + "\n")
+
+    def _send(self, rows: Iterable[GatewayRequest]) -> None:
+        if self._senders:
+            lines = [as_json(row) | {"at_ns": round(row.at.timestamp() * 1000) * 1_000_000} for row in rows]
+            for sender in self._senders:
+                sender.add(lines)
 
     def _forget(self, end: int) -> None:
         """Give back the room of what is stored; the file's length, and so all offsets, stay."""

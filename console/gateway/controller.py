@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from console import env
 from console.common import broker
-from console.gateway import access_log, bell, plan
+from console.gateway import access_log, bell, plan, sending
 from console.gateway.haproxy import program
 from console.gateway.haproxy.applying import Applier, Outcome
 from console.gateway.haproxy.description import Gateway, within
@@ -49,6 +49,8 @@ class Status:
     changed_by: str = ""
     problem: str = ""
     repaired_at: float = 0
+    not_sent: str = ""
+    """Which receiver of the access log takes nothing, and why."""
     routes: int = 0
     keys: int = 0
     servers: list[dict[str, Any]] = field(default_factory=list)
@@ -86,9 +88,12 @@ class Controller:
     def __init__(self) -> None:
         self.stopping = False
         directory = plan.directory()
-        binary = program.find(env.environment().slipway_haproxy)
+        settled = env.environment()
+        binary = program.find(settled.slipway_haproxy)
+        receivers = sending.sinks(syslog=settled.slipway_gateway_syslog, otlp=settled.slipway_gateway_otlp)
+        self._senders = [sending.Sender(sink) for sink in receivers]
         self._applier = Applier(directory, binary, pause_seconds=RELOAD_PAUSE_SECONDS)
-        self._reader = access_log.Reader(directory / program.ACCESS_LOG)
+        self._reader = access_log.Reader(directory / program.ACCESS_LOG, self._senders)
         self._last: Gateway | None = None
         self._applied: Gateway | None = None
         self._looked_at = self._trimmed_at = 0.0
@@ -162,6 +167,7 @@ class Controller:
         self._status.up, self._status.version = True, info.get("Version", "")
         self._status.requests_in_flight = int(info.get("CurrConns", 0))
         self._status.routes, self._status.keys = len(wanted.routes), len(wanted.keys)
+        self._status.not_sent = next((one.problem for one in self._senders if one.problem), "")
         busy = self._applier.api.in_flight()
         self._status.servers = [
             {

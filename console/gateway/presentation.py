@@ -128,6 +128,8 @@ def gateway_sentence(status: Status | None) -> str:
     if status.changed_at:
         when = relative(datetime.fromtimestamp(status.changed_at, tz=UTC))
         text += " " + _("Last change: %(when)s.") % {"when": when}
+    if status.not_sent:
+        text += " " + _("The access log is not taken by %(problem)s") % {"problem": status.not_sent}
     return text
 
 
