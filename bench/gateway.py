@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 
+from bench import gateway_litellm, gateway_streams
 from bench.console import Bench
 from bench.rows import Row
 from tests.gateway.backend import BINARY, Engine, Running, key_of, route_of, target_of, wait_until
@@ -49,9 +50,14 @@ def measure(bench: Bench) -> list[Row]:  # noqa: ARG001 - every measurement gets
             gateway.start(routes=(route_of(target_of(Engine(port=port))),), keys=(key_of("secret"),))
             behind = gateway.gateway.listener.port
             wait_until(lambda: gateway.ask().status_code == 200, seconds=10)
-            return [added(port, behind), throughput(behind), harm(behind)]
+            rows = [added(port, behind), throughput(behind), harm(behind), *gateway_litellm.measure(port, REQUEST)]
         finally:
             gateway.stop()
+        streaming = Running(Path(folder) / "streams")
+        try:
+            return rows + gateway_streams.measure(streaming)
+        finally:
+            streaming.stop()
 
 
 @contextmanager
