@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -60,6 +61,7 @@ def run(*command: str | Path) -> None:
 
 def main(command: list[str]) -> int:
     """Run the command; without PostgreSQL it says what to install, and that is not a failure."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # the server must not be left running
     try:
         with private_postgres() as url:
             return subprocess.run(command, env={**os.environ, "DATABASE_URL": url}, check=False).returncode
