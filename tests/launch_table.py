@@ -14,8 +14,7 @@ HEAD = """# Planned and launched
 
 Each row is a real launch of a CPU engine with 256 MiB of KV cache (or the least that serves one request), a context of
 2,048 tokens and 512 batched tokens, beside the plan made of the same files. Tokens and blocks must be equal, weights
-within 1 % (those of latent attention with the second copy of its projections, which a plan lists with the overhead): the rows
-are tests (`tests/vllm/memory/test_live.py`), written by
+within 1 %: the rows are tests (`tests/vllm/memory/test_live.py`), written by
 `pytest -p tests.launch_table --launch-table docs/evidence/memory.md`.
 
 | vLLM | model | launch | tokens planned | logged | blocks planned | made | weights planned | loaded | off |

@@ -20,7 +20,7 @@ from workers.vllm.attention_layers import (
     uses_mla,
 )
 from workers.vllm.parameter_count import estimate_weights
-from workers.vllm.quantization_shape import Quantization, read_quantization
+from workers.vllm.quantization_shape import Quantization, leaves_out, read_quantization
 from workers.vllm.weights_size import WeightSizes
 
 Attention = Literal["decoder", "hybrid", "attention_free", "encoder_only", "encoder_decoder"]
@@ -54,7 +54,9 @@ class ModelShape:
         quantization: how the weights are stored.
         experts: routed experts, 0 for a dense model.
         draft_layers: layers of multi-token prediction that the checkpoint carries.
-        mla_copy_elements: elements of the projections that the engine keeps a second time for latent attention.
+        latent_elements: elements of the projection that unfolds latents, in one attention layer; 0 without latents.
+        latents_quantized: whether that projection is quantised.
+        keys_are_values: whether full-attention layers store one projection for both.
         weights: sizes of the weights, measured or estimated.
         weights_problems: why the sizes aren't those of a whole checkpoint; empty when they are.
     """
@@ -76,7 +78,9 @@ class ModelShape:
     quantization: Quantization | None
     experts: int
     draft_layers: int
-    mla_copy_elements: int
+    latent_elements: int
+    latents_quantized: bool
+    keys_are_values: bool
     weights: WeightSizes
     weights_problems: tuple[str, ...] = ()
 
@@ -135,6 +139,7 @@ def read_shape(
     layers = () if attention == "encoder_only" else read_cache_layers(text)
     dtype = _dtype(config, text)
     quantization = read_quantization(config, text)
+    sizes = weights or _estimate(config, text, layers, quantization)
     return ModelShape(
         architecture=(config.get("architectures") or [str(text.get("model_type"))])[0],
         model_type=str(config.get("model_type") or text.get("model_type")),
@@ -153,8 +158,10 @@ def read_shape(
         quantization=quantization,
         experts=expert_count(text),
         draft_layers=int(text.get("num_nextn_predict_layers") or text.get("mtp_num_hidden_layers") or 0),
-        mla_copy_elements=_mla_copy_elements(text),
-        weights=weights or _estimate(config, text, layers, quantization),
+        latent_elements=_latent_elements(text),
+        latents_quantized=_latents_quantized(config, text, quantization, sizes),
+        keys_are_values=bool(text.get("attention_k_eq_v")),
+        weights=sizes,
         weights_problems=weights_problems,
     )
 
@@ -244,9 +251,20 @@ def _max_context(config: Mapping[str, Any], text: Mapping[str, Any]) -> int:
     return int(longest * factor) if isinstance(factor, int | float) and factor > 1 else int(longest)
 
 
-def _mla_copy_elements(text: Mapping[str, Any]) -> int:
-    """Latent attention multiplies by the unfolding matrix from both sides, so the engine keeps it twice."""
+def _latent_elements(text: Mapping[str, Any]) -> int:
+    """Elements of one attention layer's `kv_b_proj`; 0 where latents aren't what is cached."""
     if not uses_mla(text):
         return 0
     per_head = (text.get("qk_nope_head_dim") or 0) + (text.get("v_head_dim") or 0)
-    return int(num_layers(text) * text["kv_lora_rank"] * attention_heads(text) * per_head)
+    return int(text["kv_lora_rank"] * attention_heads(text) * per_head)
+
+
+def _latents_quantized(
+    config: Mapping[str, Any], text: Mapping[str, Any], quantization: Quantization | None, weights: WeightSizes
+) -> bool:
+    """What the files' headers say, else what the configuration doesn't exclude."""
+    if quantization is None:
+        return False
+    if weights.latents_quantized is not None:
+        return weights.latents_quantized
+    return not leaves_out(config, text, "kv_b_proj", "self_attn")

@@ -5,7 +5,6 @@ So the plan starts with a guess, made of parts that can be named, and the truth 
 (utilisation x total - weights - logged KV cache) per model, device, batched tokens and engine version.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -104,10 +103,6 @@ def estimate_overhead(
         parts.append(OverheadPart("activations", activations))
         if graphs and rules.counts_cuda_graphs and not eager:
             parts.append(OverheadPart("CUDA graphs", round(graphs * GIB)))
-    if model.mla_copy_elements:
-        ranks = tensor_parallel * pipeline_parallel
-        parts.append(OverheadPart("second copy of the latent projections", math.ceil(
-            model.mla_copy_elements * model.dtype_bytes / ranks)))  # fmt: skip
     total = sum(part.nbytes for part in parts)
     return Overhead(total, total // 3, "first guess", tuple(parts))
 

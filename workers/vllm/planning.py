@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from workers.vllm.compatibility import check
 from workers.vllm.devices import OverheadClass
 from workers.vllm.kv_cache import CacheLayout, count_blocks, count_tokens, plan_layout
+from workers.vllm.loaded_weights import loaded_weights, unfolded_bytes
 from workers.vllm.memory_rules import NEWEST_KNOWN_VERSION
 from workers.vllm.model_shape import ModelShape
 from workers.vllm.overhead import Overhead, estimate_overhead
@@ -68,7 +69,7 @@ def _layout(setting: Setting, reasons: list[Reason]) -> CacheLayout:
 
 
 def _sizes(setting: Setting, request: PlanRequest) -> _Sizes:
-    weights = setting.model.weights.on_fullest_rank(
+    weights = loaded_weights(setting.model).on_fullest_rank(
         tensor_parallel=setting.tensor_parallel,
         pipeline_parallel=min(setting.pipeline_parallel, setting.model.num_layers),
         kv_heads=setting.model.kv_heads,
@@ -188,6 +189,12 @@ def _about_sources(setting: Setting, sizes: _Sizes, request: PlanRequest) -> lis
     if setting.model.weights.unloaded_bytes:
         text = f"{_gib(setting.model.weights.unloaded_bytes)} of draft layers stay on disk without speculative decoding"
         reasons.append(Reason("weights.draft_layers", "info", text))
+    if unfolded := unfolded_bytes(setting.model):
+        text = (
+            f"{_gib(unfolded)} of quantised projections of latent attention are kept a second time, unfolded: they are among "
+            "the weights of each device, not among those of the files"
+        )
+        reasons.append(Reason("weights.unfolded", "info", text))
     if setting.model.weights.adapter_bytes:
         text = f"{_gib(setting.model.weights.adapter_bytes)} of adapters lie beside the weights and are not counted"
         reasons.append(Reason("weights.adapters", "info", text))

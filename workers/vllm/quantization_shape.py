@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
+
 
 @dataclass(frozen=True)
 class Quantization:
@@ -38,15 +40,7 @@ def read_quantization(config: Mapping[str, Any], text: Mapping[str, Any]) -> Qua
         config: the whole configuration.
         text: the language model's part, where multimodal checkpoints may keep it.
     """
-    found = next(
-        (
-            part[name]
-            for part in (config, text)
-            for name in ("quantization_config", "compression_config")
-            if isinstance(part.get(name), Mapping)
-        ),
-        None,
-    )
+    found = _section(config, text)
     if found is None:
         return None
     method = str(found.get("quant_method") or "").lower().replace("compressed_tensors", "compressed-tensors")
@@ -55,6 +49,30 @@ def read_quantization(config: Mapping[str, Any], text: Mapping[str, Any]) -> Qua
     if method == "compressed-tensors":
         return _compressed_tensors(found)
     return _by_method(method, found)
+
+
+def _section(config: Mapping[str, Any], text: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return next(
+        (
+            part[name]
+            for part in (config, text)
+            for name in ("quantization_config", "compression_config")
+            if isinstance(part.get(name), Mapping)
+        ),
+        None,
+    )
+
+
+def leaves_out(config: Mapping[str, Any], text: Mapping[str, Any], *words: str) -> bool:
+    """Whether the quantisation names modules with one of these words as left at full precision."""
+    found = _section(config, text) or {}
+    inner = found.get("quantization")
+    listed: list[str] = []
+    for part in (found, inner if isinstance(inner, Mapping) else {}):
+        for name in _LEFT_OUT:
+            modules = part.get(name)
+            listed += [str(one) for one in modules] if isinstance(modules, list) else []
+    return any(word in module for module in listed for word in words)
 
 
 def _by_method(method: str, found: Mapping[str, Any]) -> Quantization:

@@ -47,6 +47,7 @@ def _weights_json(weights: WeightSizes) -> dict[str, Any]:
         "tied": weights.tied,
         "unloaded_bytes": weights.unloaded_bytes,
         "adapter_bytes": weights.adapter_bytes,
+        "latents_quantized": weights.latents_quantized,
     }
 
 
@@ -64,6 +65,7 @@ def _weights(entry: Mapping[str, Any]) -> WeightSizes:
         tied=bool(entry["tied"]),
         unloaded_bytes=int(entry.get("unloaded_bytes", 0)),
         adapter_bytes=int(entry.get("adapter_bytes", 0)),
+        latents_quantized=entry.get("latents_quantized"),
     )
 
 

@@ -174,7 +174,12 @@ def in_fp8(model: ModelShape) -> ModelShape:
         return replace(share, sharded=share.sharded // 2, by_kv_head=share.by_kv_head // 2)
 
     weights = replace(model.weights, layers=tuple(halved(share) for share in model.weights.layers), source="estimated")
-    return replace(model, weights=weights, quantization=Quantization("fp8", "fp8", 8.0))
+    return replace(
+        model,
+        weights=weights,
+        quantization=Quantization("fp8", "fp8", 8.0),
+        latents_quantized=bool(model.latent_elements),
+    )
 
 
 def _fp8_revision(model: ModelShape, request: PlanRequest) -> Iterator[Suggestion]:

@@ -29,6 +29,8 @@ _REPLICATED = re.compile(
     r"norm|\.(?:q_a_proj|kv_a_proj_with_mqa|fused_qkv_a_proj|indexer|gate|router|shared_expert_gate|e_score)\b"
     r"|per_layer_(?:model_projection|input_gate|projection)|embed_tokens_per_layer|altup|laurel|position_embedding"
 )
+_LATENTS = re.compile(r"\.kv_b_proj\.(?:weight|weight_packed|qweight)$")
+_PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 # vLLM keeps these at full precision whatever the model's dtype is.
 _FULL_PRECISION = re.compile(r"scale|e_score_correction_bias|A_log|\.dt_bias|zero_point|\bzeros\b|rotary|inv_freq")
 
@@ -104,6 +106,8 @@ class WeightSizes:
         tied: whether the output matrix is the embedding.
         unloaded_bytes: tensors the engine leaves on disk (draft layers of multi-token prediction).
         adapter_bytes: adapter files beside the weights; loaded only when a deployment asks for them.
+        latents_quantized: whether the headers have a quantised projection of latent attention; None where they weren't
+            read, or have none.
     """
 
     source: Source
@@ -114,6 +118,7 @@ class WeightSizes:
     tied: bool
     unloaded_bytes: int = 0
     adapter_bytes: int = 0
+    latents_quantized: bool | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -182,6 +187,7 @@ def sum_headers(
     """
     shares = [Share() for _ in range(layers)]
     outside, embedding, head, unloaded = Share(), Vocabulary(), Vocabulary(), 0
+    latents_quantized = None
     for tensor in tensors:
         nbytes = _loaded_bytes(tensor, dtype_bytes=dtype_bytes, quantized=quantized)
         tower = _TOWER.search(tensor.name) is not None
@@ -189,6 +195,8 @@ def sum_headers(
         if tensor.name.startswith("mtp.") or (layer is not None and int(layer[1]) >= layers):
             unloaded += nbytes
         elif layer is not None:
+            if _LATENTS.search(tensor.name):
+                latents_quantized = tensor.dtype not in _PLAIN_DTYPES
             shares[int(layer[1])] = shares[int(layer[1])].plus(_share(tensor, nbytes))
         elif not tower and _EMBEDDING.search(tensor.name) and tensor.shape:
             embedding = Vocabulary(tensor.shape[0], nbytes // max(tensor.shape[0], 1))
@@ -199,7 +207,9 @@ def sum_headers(
     is_tied = bool(tied) if tied is not None else not head.rows
     if is_tied:
         embedding, head = (embedding if embedding.rows else head), Vocabulary()
-    return WeightSizes("headers", tuple(shares), outside, embedding, head, is_tied, unloaded)
+    return WeightSizes(
+        "headers", tuple(shares), outside, embedding, head, is_tied, unloaded, latents_quantized=latents_quantized
+    )
 
 
 def _loaded_bytes(tensor: TensorHeader, *, dtype_bytes: int, quantized: bool) -> int:

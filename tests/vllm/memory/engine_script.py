@@ -13,7 +13,9 @@ from pathlib import Path
 
 
 def parameter_bytes(worker) -> int:
-    return sum(each.numel() * each.element_size() for each in worker.model_runner.model.parameters())
+    # By the memory behind them: latent attention has two parameters that are views of a third one.
+    found = {each.untyped_storage().data_ptr(): each for each in worker.model_runner.model.parameters()}
+    return sum(each.untyped_storage().nbytes() for each in found.values())
 
 
 def launch(model: str, keywords: dict) -> dict:

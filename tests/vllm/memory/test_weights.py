@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.memory.models import llama, llama_tensors, public_config, public_shape, write_safetensors
-from workers.vllm.memory import PlanRequest, plan, read_model, read_shape
+from tests.vllm.memory.models import config, llama, llama_tensors, public_config, public_shape, write_safetensors
+from workers.vllm.memory import PlanRequest, plan, read_model, read_shape, record_of, shape_from
 from workers.vllm.weights_size import pipeline_stages
 
 HIDDEN, INNER, VOCABULARY, KV, LAYERS = 64, 128, 1000, 32, 4
@@ -203,3 +203,52 @@ def test_gemma_4_31b_has_30_7_billion_parameters_beside_its_tower() -> None:
 
 def test_llama_3_8b_takes_what_a_public_log_says() -> None:
     assert public_shape("llama-3-8b").weights.total_bytes / 2**30 == pytest.approx(14.9888, rel=0.01)
+
+
+LATENT = llama(
+    architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3", hidden_size=64, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=4, vocab_size=1024, kv_lora_rank=32, q_lora_rank=None, qk_rope_head_dim=16,
+    qk_nope_head_dim=16, v_head_dim=16, first_k_dense_replace=2,
+)  # fmt: skip
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+PROJECTION = 4 * (16 + 16) * 32
+"""Elements of one layer's `kv_b_proj`."""
+
+
+def latent_tensors(dtype: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    names = [f"model.layers.{number}.self_attn.kv_b_proj.weight" for number in range(2)]
+    return {"model.embed_tokens.weight": ("BF16", (1024, 64))} | dict.fromkeys(names, (dtype, (128, 32)))
+
+
+@pytest.mark.parametrize(("config", "dtype", "copies"), [
+    (LATENT, "BF16", 0), (LATENT | {"quantization_config": FP8}, "F8_E4M3", 2),
+    (LATENT | {"quantization_config": FP8}, "BF16", 0),
+])  # fmt: skip
+def test_a_quantised_latent_projection_is_kept_a_second_time_unfolded(
+    directory: Path, config: dict[str, object], dtype: str, copies: int
+) -> None:
+    (directory / "config.json").write_text(json.dumps(config))
+    total = write_safetensors(directory / "model.safetensors", latent_tensors(dtype))
+    made = plan(read_model(directory), PlanRequest())
+    assert made.weights_bytes == total
+    assert made.weights_bytes_per_device == total + copies * 2 * PROJECTION
+    assert any(reason.code == "weights.unfolded" for reason in made.reasons) is bool(copies)
+    assert shape_from(record_of(directory)) == read_model(directory)
+    with_two = plan(read_model(directory), PlanRequest(tensor_parallel=2)).weights_bytes_per_device
+    assert with_two == 1024 * 64 + (total - 1024 * 128 + copies * 2 * PROJECTION) // 2
+
+
+def test_an_estimate_unfolds_what_the_configuration_does_not_leave_out() -> None:
+    def unfolds(**more: object) -> bool:
+        made = plan(read_shape(LATENT | {"quantization_config": FP8 | more}), PlanRequest())
+        return any(reason.code == "weights.unfolded" for reason in made.reasons)
+
+    assert unfolds(modules_to_not_convert=["lm_head"])
+    assert not unfolds(modules_to_not_convert=["model.layers.0.self_attn.kv_b_proj"])
+
+
+def test_equal_keys_and_values_are_stored_once_and_loaded_twice() -> None:
+    # A launch of these files held 16,805,888 bytes of parameters; 24 bytes of theirs are no parameters to the engine.
+    shape = read_shape(config("gemma4-swa"))
+    keys = 2 * 256 * 128 * 2
+    assert plan(shape, PlanRequest()).weights_bytes_per_device == shape.weights.total_bytes + keys
