@@ -9,10 +9,11 @@ class BenchmarksConfig(AppConfig):
     name = "console.benchmarks"
 
     def ready(self) -> None:
-        """Name the handler of benchmark jobs, and who keeps the gates of deployments."""
-        from console.benchmarks import handlers
+        """Name the handler of benchmark jobs, who keeps the gates of deployments, and who has measured layouts."""
+        from console.benchmarks import handlers, layouts
         from console.benchmarks.gates import Keeper
-        from console.deployments import gates
+        from console.deployments import gates, layouts_seen
 
         handlers.register_handlers()
         gates.keep_by(Keeper())
+        layouts_seen.measured_by(layouts.measured)

@@ -13,7 +13,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from console.catalog.models import Copy
-from console.deployments import launches, requests_seen
+from console.deployments import launches, layouts_seen, requests_seen
 from console.deployments.argument_fields import PREFIX
 from console.deployments.device_catalogue import catalogue
 from console.deployments.form_fields import environment_text
@@ -107,11 +107,12 @@ def fit(
     devices: Sequence[Device] = (),
     changing: Deployment | None = None,
     wanted: int | None = None,
+    replicas: int = 1,
 ) -> Fit:
     """Plan a model on devices of a host as the engine would lay it out with these arguments.
 
     `devices` empty: those with the most free memory. `changing`: its own memory counts as free, because it ends first.
-    `wanted`: requests of full length at once that one would like to serve.
+    `wanted`: requests of full length at once that one would like to serve. `replicas`: engines that there are to be.
     """
     if not copy.revision.shape:
         return _none(_("No host has read these files yet. Verify them once, and the sum is shown before each start."))
@@ -120,8 +121,7 @@ def fit(
         used = choose(engine.host, engine, values, devices, given_back=_own_bytes(changing, engine.host))
         request = request_for(engine, used, values, environment)
         request = _with_learned(shape, request, copy, engine, used)
-        seen = requests_seen.of_model(copy.revision.model)
-        found = plan(shape, replace(request, p95_tokens=seen.p95_tokens if seen else None), catalogue())
+        found = plan(shape, _with_seen(request, copy, used, replicas=replicas), catalogue())
     except ValueError as error:
         return _none(str(error))
     return Fit(
@@ -324,6 +324,13 @@ def _with_learned(
         revision=copy.revision_id, device=used[0].row.name, batched_tokens=batched, engine_version=engine.version
     )
     return replace(request, learned=learned)
+
+
+def _with_seen(request: PlanRequest, copy: Copy, used: Sequence[Used], *, replicas: int) -> PlanRequest:
+    """With what was counted and measured of this model: it shapes suggestions, not the plan."""
+    lengths = requests_seen.of_model(copy.revision.model)
+    measured = layouts_seen.of(copy.revision, used[0].row.name, request.tensor_parallel or 1)
+    return replace(request, p95_tokens=lengths.p95_tokens if lengths else None, measured=measured, replicas=replicas)
 
 
 def refusals(found: Plan, kv_field: str = "environment") -> dict[str, str]:

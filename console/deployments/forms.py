@@ -336,6 +336,7 @@ class DeployForm(HealthFields):
             devices=list(data.get("devices") or []),
             changing=self.changing,
             wanted=data.get("wanted"),
+            replicas=data.get("replicas") or 1,
         )
 
     def _check_placement(self, data: dict[str, Any]) -> None:

@@ -17,6 +17,17 @@ from workers.vllm.arguments import Value
 
 
 @dataclass(frozen=True)
+class Row:
+    """Devices of one host that are alike and have the same to say. `taken`: replicas that each of them serves."""
+
+    host: str
+    device: str
+    size: str
+    taken: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Places:
     """A decision for the fit card. `note` says what the engine is told because of it; empty: nothing."""
 
@@ -25,9 +36,38 @@ class Places:
     note: str
 
     @property
-    def rows(self) -> Sequence[Verdict]:
-        """Taken ones first, then those with the most room."""
-        return sorted(self.decision.verdicts, key=lambda one: (not one.taken, one.need - one.free))
+    def rows(self) -> list[Row]:
+        """Taken ones first, then those with the most room; alike ones of a host together."""
+        ordered = sorted(self.decision.verdicts, key=lambda one: (not one.taken, one.need - one.free))
+        groups: dict[tuple[object, ...], list[Verdict]] = {}
+        for one in ordered:
+            groups.setdefault((one.host, _name(one), _size(one), one.taken, one.why), []).append(one)
+        return [Row(own[0].host, _names(own), _size(own[0]), own[0].taken, own[0].why) for own in groups.values()]
+
+
+def _name(one: Verdict) -> str:
+    return one.device.removesuffix(f" #{one.index}")
+
+
+def _size(one: Verdict) -> str:
+    if not one.device:
+        return ""
+    sizes = {"free": readable_bytes(one.free), "need": readable_bytes(one.need)}
+    return _("room for %(free)s, %(need)s each") % sizes
+
+
+def _names(alike: Sequence[Verdict]) -> str:
+    """ "H100 #0", "H100 #2–5", "H100 #1, #3"."""
+    name, numbers = _name(alike[0]), sorted(one.index for one in alike)
+    if name == alike[0].device:
+        return name
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return f"{name} " + ", ".join(f"#{run[0]}–{run[-1]}" if len(run) > 1 else f"#{run[0]}" for run in runs)
 
 
 def places(

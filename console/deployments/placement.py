@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from console.common.spans import readable_bytes
 
@@ -25,6 +26,7 @@ class DeviceRoom:
     """A device and its room now, in bytes. `free`: what a new engine may take, claims and strangers taken off.
 
     Attributes:
+        title: its name; of a GPU with its number.
         claimed: promised to instances, whether they use it already or not.
         others: held by processes that are none of our instances.
         node: NUMA node; None where the host doesn't tell.
@@ -114,10 +116,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One row of the table: a device (or a whole host), and why it was taken or not. Sizes in bytes."""
+    """One device (or a whole host without one: `device` is empty), and why it was taken or not. Sizes in bytes."""
 
     host: str
     device: str
+    index: int
     free: int
     total: int
     claimed: int
@@ -246,7 +249,8 @@ def _rank(one: _Option, rule: Rule, taken: Mapping[int, int]) -> tuple[object, .
 def _choice(one: _Option, need: Need, rule: Rule, options: int) -> Choice:
     parts = [_strategy_words(rule.strategy)]
     if len(one.devices) > 1:
-        parts.append(_("%(hops)d hops between its devices") % {"hops": one.hops})
+        words = ngettext("%(hops)d hop between its devices", "%(hops)d hops between its devices", one.hops)
+        parts.append(words % {"hops": one.hops})
     if one.host.verified:
         parts.append(_("its files are verified"))
     if options > 1:
@@ -281,14 +285,14 @@ def _verdicts(
     for host in state:
         if not host.devices:
             text = refused.get(host.pk) or _("it has told of no device that the engine runs on")
-            yield Verdict(host.name, "", 0, 0, 0, 0, need.nbytes, 0, text)
+            yield Verdict(host.name, "", 0, 0, 0, 0, 0, need.nbytes, 0, text)
         for device in sorted(host.devices, key=lambda one: (one.index, one.uuid)):
             mine = [one for one in choices if one.host == host.pk and device.uuid in one.devices]
             took = len(mine) * need.on(device.total)
             why = mine[0].why if mine else refused.get(host.pk) or _why_not(need, host, device, rule)
             yield Verdict(
-                host.name, device.title, device.free + took, device.total, device.claimed - took, device.others,
-                need.on(device.total), len(mine), why,
+                host.name, device.title, device.index, device.free + took, device.total, device.claimed - took,
+                device.others, need.on(device.total), len(mine), why,
             )  # fmt: skip
 
 

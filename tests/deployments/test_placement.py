@@ -5,6 +5,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from console.deployments.place_presentation import Places
 from console.deployments.placement import STRATEGIES, DeviceRoom, HostRoom, Need, Rule, decide
 
 GIB = 2**30
@@ -116,3 +117,17 @@ def test_what_is_missing_is_said_with_who_holds_it() -> None:
     decision = decide(Need(0, share=0.9), [host("a", full, chosen=True)], Rule())
     assert not decision.holds
     assert decision.verdicts[0].why == "62 GiB too little. 50 GiB are claimed. 20 GiB are held by others."
+
+
+def test_devices_that_are_alike_share_a_row_of_the_table() -> None:
+    wide = host("a", *(gpu(index, 40 if index == 3 else 80) for index in range(6)), chosen=True)
+    empty = host("b", trouble="paused")
+    places = Places(decide(Need(50 * GIB, devices=2), [wide, empty], Rule("spread")), "", "")
+    assert [(row.host, row.device, row.size, row.taken) for row in places.rows] == [
+        ("a", "H100 #0–1", "room for 80 GiB, 50 GiB each", 1),
+        ("a", "H100 #2, #4–5", "room for 80 GiB, 50 GiB each", 0),
+        ("a", "H100 #3", "room for 40 GiB, 50 GiB each", 0),
+        ("b", "", "", 0),
+    ]
+    processor = DeviceRoom("cpu", "AMD EPYC", 0, 80 * GIB, 60 * GIB)
+    assert Places(decide(Need(GIB), [host("a", processor, chosen=True)], Rule()), "", "").rows[0].device == "AMD EPYC"

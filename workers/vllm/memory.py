@@ -23,7 +23,7 @@ from workers.vllm.memory_rules import NEWEST_KNOWN_VERSION
 from workers.vllm.model_directory import read_model
 from workers.vllm.model_shape import ModelShape, read_shape
 from workers.vllm.overhead import LearnedResidual, Overhead, learn, residual
-from workers.vllm.plan_types import Plan, PlanRequest, Reason, Suggestion
+from workers.vllm.plan_types import MeasuredLayouts, Plan, PlanRequest, Reason, Suggestion
 from workers.vllm.planning import compute_plan
 from workers.vllm.shape_record import record_of, shape_from
 from workers.vllm.suggestions import suggest
@@ -32,6 +32,7 @@ __all__ = [
     "NEWEST_KNOWN_VERSION",
     "Device",
     "LearnedResidual",
+    "MeasuredLayouts",
     "ModelShape",
     "Overhead",
     "Plan",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.vllm.attention_layers import num_layers
+from workers.vllm.config_values import refuse_wrong_kinds
 from workers.vllm.model_shape import ModelShape, dtype_bytes, is_tied, read_shape, text_config
 from workers.vllm.weights_size import DTYPE_BITS, TensorHeader, WeightSizes, sum_headers
 
@@ -52,7 +53,7 @@ def read_model_parts(path: Path) -> tuple[dict[str, Any], WeightSizes | None, tu
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         message = f"{file}: not JSON ({error})"
         raise ValueError(message) from error
     if not isinstance(content, dict):
@@ -71,6 +72,8 @@ def _read_weights(directory: Path, config: Mapping[str, Any]) -> tuple[WeightSiz
             headers += read_header(file)
         except FileNotFoundError:
             problems.append(f"weights incomplete: {name} is missing")
+        except OSError as error:
+            problems.append(f"weights incomplete: {name} can't be read ({error.strerror})")
         except ValueError as error:
             problems.append(f"weights incomplete: {error}")
     if not headers:
@@ -90,6 +93,7 @@ def _read_weights(directory: Path, config: Mapping[str, Any]) -> tuple[WeightSiz
 
 def _sum(headers: list[TensorHeader], config: Mapping[str, Any]) -> WeightSizes:
     text = text_config(config)
+    refuse_wrong_kinds(text)
     return sum_headers(
         headers,
         layers=num_layers(text),
@@ -113,7 +117,10 @@ def _wanted_files(directory: Path) -> tuple[list[str], int | None, list[str]]:
             total = (content.get("metadata") or {}).get("total_size")
         except (ValueError, KeyError, AttributeError, TypeError):
             return _top_files(directory), None, [f"weights incomplete: {_INDEX} can't be read"]
-        return names, total if isinstance(total, int) else None, []
+        outside = [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]
+        problems = [f"weights incomplete: the index names {name}, which is not in the directory" for name in outside]
+        kept = [name for name in names if name not in outside]
+        return kept, total if isinstance(total, int) and total > 0 else None, problems
     return _top_files(directory), None, []
 
 
@@ -141,7 +148,7 @@ def read_header(file: Path) -> list[TensorHeader]:
         entries = json.loads(content)
         tensors = [_tensor(name, entry) for name, entry in entries.items() if name != "__metadata__"]
         end = max((entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         message = f"{file.name} has no safetensors header"
         raise ValueError(message) from error
     if size != 8 + length + end:
@@ -152,8 +159,8 @@ def read_header(file: Path) -> list[TensorHeader]:
 
 def _tensor(name: str, entry: Mapping[str, Any]) -> TensorHeader:
     start, end = entry["data_offsets"]
-    dtype = str(entry["dtype"])
-    if dtype not in DTYPE_BITS:
-        message = f"unknown dtype {dtype}"
+    dtype, shape = str(entry["dtype"]), tuple(int(axis) for axis in entry["shape"])
+    if dtype not in DTYPE_BITS or not 0 <= int(start) <= int(end) or any(axis < 0 for axis in shape):
+        message = f"tensor {name} is no tensor"
         raise ValueError(message)
-    return TensorHeader(name, dtype, tuple(int(axis) for axis in entry["shape"]), int(end) - int(start))
+    return TensorHeader(name, dtype, shape, int(end) - int(start))

@@ -19,6 +19,7 @@ from workers.vllm.attention_layers import (
     read_cache_layers,
     uses_mla,
 )
+from workers.vllm.config_values import refuse_wrong_kinds
 from workers.vllm.parameter_count import estimate_weights
 from workers.vllm.quantization_shape import Quantization, leaves_out, read_quantization
 from workers.vllm.weights_size import WeightSizes
@@ -132,9 +133,24 @@ def read_shape(
     """Read a parsed config.json.
 
     `weights` are the sizes summed from tensor headers (None to estimate them), `weights_problems` what is wrong with the
-    files those are from. ValueError when the configuration doesn't determine the KV cache, saying what is missing.
+    files those are from. ValueError when the configuration doesn't determine the KV cache, saying what is missing or wrong.
     """
+    try:
+        shape = _read_shape(config, weights, weights_problems)
+    except (TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
+        message = f"config.json doesn't describe a model that can be planned: a value is of another kind than needed ({error})"
+        raise ValueError(message) from error
+    if shape.max_context < 1:
+        message = f"config.json allows a context of {shape.max_context:,} tokens: that is no model to serve"
+        raise ValueError(message)
+    return shape
+
+
+def _read_shape(
+    config: Mapping[str, Any], weights: WeightSizes | None, weights_problems: tuple[str, ...]
+) -> ModelShape:
     text = text_config(config)
+    refuse_wrong_kinds(text)
     attention = _attention(config, text)
     layers = () if attention == "encoder_only" else read_cache_layers(text)
     dtype = _dtype(config, text)

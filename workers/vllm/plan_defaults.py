@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from workers.vllm.compatibility import NO_FLOAT16, lacks_bfloat16
+from workers.vllm.config_values import LARGEST
 from workers.vllm.devices import Device, Platform
 from workers.vllm.kv_cache import (
     CPU_BLOCK_TOKENS,
@@ -18,6 +19,8 @@ from workers.vllm.model_shape import ModelShape
 from workers.vllm.plan_types import PlanRequest
 
 GIB = 2**30
+_RANKS = ("count", "tensor_parallel", "pipeline_parallel")
+_MOST_RANKS = 4096
 _BLACKWELL_MLA_BLOCK_TOKENS = 32
 _BLACKWELL = 10
 _BLACKWELL_WORKSTATION = 12
@@ -98,8 +101,9 @@ def _refuse_nonsense(request: PlanRequest) -> None:
     for name in ("count", "tensor_parallel", "pipeline_parallel", "kv_cache_memory", "max_model_len", "max_num_seqs",
                  "max_num_batched_tokens", "block_size"):  # fmt: skip
         value = getattr(request, name)
-        if value is not None and value < 1:
-            message = f"{name} must be at least 1, not {value}"
+        most = _MOST_RANKS if name in _RANKS else LARGEST
+        if value is not None and not 1 <= value <= most:
+            message = f"{name} must be at least 1 and at most {most:,}, not {value:,}"
             raise ValueError(message)
     share = request.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:

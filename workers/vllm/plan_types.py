@@ -27,6 +27,23 @@ class Reason:
 
 
 @dataclass(frozen=True)
+class MeasuredLayouts:
+    """What benchmarks of this model on such devices made, in generated tokens per second; None: not measured.
+
+    Attributes:
+        together: one engine on all the devices that it is planned for.
+        apart: two engines on half of them each, both together under the same load.
+        load: that load, in words.
+        names: the benchmarks, in words.
+    """
+
+    together: float | None
+    apart: float | None
+    load: str
+    names: str
+
+
+@dataclass(frozen=True)
 class PlanRequest:
     """What is to be planned. None means: as the engine decides when the argument is left out.
 
@@ -53,6 +70,8 @@ class PlanRequest:
         cpu_avx512_bf16: whether the CPU has AVX-512 BF16, whose recurrent kernels keep their states in float32.
         wanted_concurrency: requests of full length at once that the deployment is sized for.
         p95_tokens: what 95 % of the requests here stayed under; None when nothing was measured.
+        replicas: engines that there are to be; what a suggestion doubles.
+        measured: what benchmarks say of one engine on these devices against two on half of them each.
         learned: the overhead that past launches showed; None for the first guess.
     """
 
@@ -80,6 +99,8 @@ class PlanRequest:
     cpu_avx512_bf16: bool = False
     wanted_concurrency: int | None = None
     p95_tokens: int | None = None
+    replicas: int = 1
+    measured: MeasuredLayouts | None = None
     learned: LearnedResidual | None = None
 
 

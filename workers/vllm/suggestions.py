@@ -13,7 +13,7 @@ from workers.vllm.devices import Device, builtin_catalogue
 from workers.vllm.kv_cache import FP8_DTYPES, longest_context
 from workers.vllm.model_shape import ModelShape
 from workers.vllm.plan_defaults import fill_in
-from workers.vllm.plan_types import Plan, PlanRequest, Suggestion
+from workers.vllm.plan_types import MeasuredLayouts, Plan, PlanRequest, Suggestion
 from workers.vllm.planning import compute_plan
 from workers.vllm.quantization_shape import Quantization
 from workers.vllm.weights_size import Share
@@ -24,6 +24,7 @@ _MORE_DEVICES = (2, 4, 8, 16)
 _SMALL_BATCH = 2048
 _USUAL_CONCURRENCY = 8
 _P95_MARGIN = 1.25
+_NOTICEABLY_MORE = 1.02
 _SHORTEST_USEFUL_CONTEXT = 256
 
 Changes = tuple[tuple[str, str], ...]
@@ -90,7 +91,8 @@ def _parallel_size(model: ModelShape, request: PlanRequest, plan: Plan) -> Itera
         return
     most = (request.count or plan.tensor_parallel) // plan.pipeline_parallel
     for size in range(min(most, plan.tensor_parallel), 0, -1):
-        if size != plan.tensor_parallel and _fitting(model, replace(request, tensor_parallel=size)):
+        divides = model.attention_heads % size == 0
+        if size != plan.tensor_parallel and divides and _fitting(model, replace(request, tensor_parallel=size)):
             yield Suggestion("tensor_parallel", f"TP {size} fits", (("tensor-parallel-size", str(size)),))
             return
 
@@ -254,18 +256,51 @@ def _less_utilization(model: ModelShape, request: PlanRequest, plan: Plan) -> It
 
 
 def _replicas(model: ModelShape, request: PlanRequest, plan: Plan) -> Iterator[Suggestion]:
-    """Two replicas on half the devices each, when they hold more requests together than one on all."""
+    """Two replicas on half the devices each, where benchmarks say that they make more, else where they hold more requests."""
     half = plan.tensor_parallel // 2
     if plan.tensor_parallel % 2 or not half or plan.pipeline_parallel != 1 or plan.max_concurrency is None:
         return
     better = _fitting(model, replace(request, tensor_parallel=half, count=half))
-    if better is None or better.max_concurrency is None or 2 * better.max_concurrency <= plan.max_concurrency:
+    if better is None or better.max_concurrency is None:
         return
-    text = (
-        f"2 replicas of TP {half} hold {2 * better.max_concurrency:.1f} requests of {plan.max_model_len:,} tokens, one "
-        f"of TP {plan.tensor_parallel} {plan.max_concurrency:.1f}: more throughput, if one replica is fast enough"
-    )
-    yield Suggestion("replicas", text, (("tensor-parallel-size", str(half)), ("replicas", "2")))
+    changes = (("tensor-parallel-size", str(half)), ("replicas", str(2 * request.replicas)))
+    held = 2 * better.max_concurrency
+    seen = request.measured
+    if seen is not None and seen.apart is not None and seen.together is not None:
+        yield from _measured_replicas(
+            plan, seen.apart, seen.together, seen, changes, holds_more=held > plan.max_concurrency
+        )
+    elif held > plan.max_concurrency:
+        text = (
+            f"2 replicas of TP {half} hold {held:.1f} requests of {plan.max_model_len:,} tokens, one of TP "
+            f"{plan.tensor_parallel} {plan.max_concurrency:.1f}: more throughput, if one replica is fast enough "
+            f"({_what_it_rests_on(seen, plan.tensor_parallel)})"
+        )
+        yield Suggestion("replicas", text, changes)
+
+
+def _measured_replicas(
+    plan: Plan, apart: float, together: float, seen: MeasuredLayouts, changes: Changes, *, holds_more: bool
+) -> Iterator[Suggestion]:
+    whole, half = f"TP {plan.tensor_parallel}", f"TP {plan.tensor_parallel // 2}"
+    where = f"measured at {seen.load} ({seen.names})"
+    if apart > together * _NOTICEABLY_MORE:
+        text = f"2 replicas of {half} made {apart:,.0f} tokens/s together, one of {whole} {together:,.0f}: {where}"
+        yield Suggestion("replicas", text, changes)
+    elif holds_more:
+        text = (
+            f"2 replicas of {half} would hold more requests, but made {apart:,.0f} tokens/s together where one of {whole} "
+            f"made {together:,.0f}: {where}. Keep {whole} unless requests wait"
+        )
+        yield Suggestion("keep_together", text)
+
+
+def _what_it_rests_on(seen: MeasuredLayouts | None, ranks: int) -> str:
+    if seen is None:
+        return "by the plan alone: no benchmark has measured it"
+    size, found = (ranks, seen.together) if seen.together is not None else (ranks // 2, seen.apart)
+    engines = f"one of TP {size}" if size == ranks else f"2 of TP {size} together"
+    return f"by the plan alone: of the two only {engines} was measured, {found or 0:,.0f} tokens/s, {seen.names}"
 
 
 def _size(nbytes: int) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.vllm.memory.models import GIB, HERE, public_config, public_shape
-from workers.vllm.memory import Plan, PlanRequest, builtin_catalogue, plan, read_shape
+from workers.vllm.memory import Plan, PlanRequest, builtin_catalogue, compute_plan, plan, read_shape
 
 DOCUMENT = Path(__file__).parents[3] / "docs/memory.md"
 MODELS = {
@@ -23,7 +23,7 @@ def smallest(name: str, device_key: str, context: int) -> Plan | None:
     """The plan on the fewest devices of that kind, up to 16, on which it fits."""
     device = next(device for device in DEVICES if device.key == device_key)
     for count in (1, 2, 4, 8, 16):
-        made = plan(public_shape(name), PlanRequest(device=device, count=count, max_model_len=context))
+        made = compute_plan(public_shape(name), PlanRequest(device=device, count=count, max_model_len=context))
         if made.fits:
             return made
     return None

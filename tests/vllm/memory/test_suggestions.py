@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.vllm.memory.models import GIB, MIB, config, llama, public_shape, shape
-from workers.vllm.memory import Plan, PlanRequest, Suggestion, find_device, plan, read_shape
+from workers.vllm.memory import MeasuredLayouts, Plan, PlanRequest, Suggestion, find_device, plan, read_shape
 
 FIELDS = {
     "max-model-len": ("max_model_len", int), "gpu-memory-utilization": ("gpu_memory_utilization", float),
@@ -131,6 +131,38 @@ def test_two_replicas_are_suggested_only_when_they_hold_more() -> None:
     assert dict(replicas.changes) == {"tensor-parallel-size": "8", "replicas": "2"}
     dense = plan(public_shape("llama-3-8b"), PlanRequest(device=find_device("H100"), count=2))
     assert "replicas" not in {suggestion.code for suggestion in dense.suggestions}
+
+
+WIDE = PlanRequest(device=find_device("B200"), count=16, tensor_parallel=16, max_model_len=8192)
+
+
+@pytest.mark.parametrize(("seen", "code", "words"), [
+    (None, "replicas", "by the plan alone: no benchmark has measured it"),
+    (MeasuredLayouts(1900, None, "32 requests at once", "benchmark 7"), "replicas",
+     "of the two only one of TP 16 was measured, 1,900 tokens/s, benchmark 7"),
+    (MeasuredLayouts(None, 2000, "32 requests at once", "benchmark 8"), "replicas",
+     "of the two only 2 of TP 8 together was measured, 2,000 tokens/s, benchmark 8"),
+    (MeasuredLayouts(1900, 2480, "32 requests at once", "benchmarks 7 and 8"), "replicas",
+     "made 2,480 tokens/s together, one of TP 16 1,900: measured at 32 requests at once (benchmarks 7 and 8)"),
+    (MeasuredLayouts(1900, 1200, "32 requests at once", "benchmarks 7 and 8"), "keep_together",
+     "made 1,200 tokens/s together where one of TP 16 made 1,900"),
+])  # fmt: skip
+def test_advice_on_replicas_rests_on_benchmarks_where_both_layouts_were_measured(
+    seen: MeasuredLayouts | None, code: str, words: str
+) -> None:
+    made = plan(public_shape("glm-5-fp8"), replace(WIDE, measured=seen, replicas=3))
+    found = suggested(made, code)
+    assert words in found.text
+    expected = {"tensor-parallel-size": "8", "replicas": "6"} if code == "replicas" else {}
+    assert dict(found.changes) == expected
+
+
+def test_benchmarks_suggest_replicas_that_hold_fewer_requests() -> None:
+    request = PlanRequest(device=find_device("H100"), count=2)
+    seen = MeasuredLayouts(1900, 2480, "32 requests at once", "benchmarks 7 and 8")
+    plain, measured = (plan(public_shape("llama-3-8b"), replace(request, measured=one)) for one in (None, seen))
+    assert "replicas" not in {one.code for one in plain.suggestions}
+    assert suggested(measured, "replicas").changes
 
 
 def test_nothing_is_suggested_without_a_verdict() -> None:
