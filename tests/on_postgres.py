@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.tools import TOOLS, postgres_bin
+from tests.tools import missing_text, postgres_bin
 
 NO_DURABILITY = "-c fsync=off -c synchronous_commit=off -c full_page_writes=off -c max_connections=60"
 
@@ -21,7 +21,7 @@ def private_postgres() -> Iterator[str]:
     """Start a server on loopback, yield its URL, remove it again."""
     programs = postgres_bin()
     if programs is None:
-        raise FileNotFoundError(next(tool.missing_text for tool in TOOLS if tool.package == "postgresql"))
+        raise FileNotFoundError(missing_text("postgresql"))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -38,11 +38,22 @@ def chromium() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
+def libfaketime() -> Path | None:
+    """The library that gives a process another clock."""
+    return next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
+
+
 TOOLS = [
     Tool("chromium", "the browser tests", lambda: chromium() is not None),
     Tool("redis-server", "the tests on Redis itself", lambda: shutil.which("redis-server") is not None),
     Tool("postgresql", "the tests on PostgreSQL", lambda: postgres_bin() is not None),
+    Tool("faketime", "the tests with a clock that jumps", lambda: libfaketime() is not None),
 ]
+
+
+def missing_text(package: str) -> str:
+    """What a test says that is skipped for want of a package."""
+    return next(tool.missing_text for tool in TOOLS if tool.package == package)
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import pytest
 
 from tests.faults.conftest import Scene
 from tests.host.conftest import wait_for
+from tests.tools import libfaketime, missing_text
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -190,20 +190,13 @@ def _namespace(name: str) -> Iterator[tuple[str, Any, Any]]:
         ip("netns", "del", name)
 
 
-def _libfaketime() -> str:
-    found = sorted(
-        Path(sys.prefix).glob("lib/python3*/site-packages/libfaketime/vendor/libfaketime/src/libfaketime.so.1")
-    )
-    return str(found[0]) if found else ""
-
-
-@pytest.mark.skipif(not _libfaketime(), reason="libfaketime is not installed")
+@pytest.mark.skipif(not libfaketime(), reason=missing_text("faketime"))
 @pytest.mark.long
 def test_a_clock_that_jumps(tmp_path: Path, engine: str) -> None:
     clock = tmp_path / "clock"
     clock.write_text("+0\n")
     fake = [
-        "env", f"LD_PRELOAD={_libfaketime()}", f"FAKETIME_TIMESTAMP_FILE={clock}", "FAKETIME_NO_CACHE=1",
+        "env", f"LD_PRELOAD={libfaketime()}", f"FAKETIME_TIMESTAMP_FILE={clock}", "FAKETIME_NO_CACHE=1",
         "DONT_FAKE_MONOTONIC=1", "FAKETIME_DONT_FAKE_MONOTONIC=1",
     ]  # fmt: skip
     with scene_in(tmp_path, engine) as scene:

@@ -16,9 +16,9 @@ from console.operations import embedded_broker
 from console.operations.embedded_broker import Server
 from tests.conftest import broker_binary
 from tests.ports import free_port
-from tests.tools import TOOLS
+from tests.tools import missing_text
 
-MISSING = next(tool.missing_text for tool in TOOLS if tool.package == "redis-server")
+MISSING = missing_text("redis-server")
 
 
 @pytest.fixture(params=["valkey", "redis"])

@@ -5,10 +5,12 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 
 from workers.vllm.diagnosis_lines import LONGEST_LINE, Level, LogLine, clean
-from workers.vllm.diagnosis_rules import DEATH_NOTICES, DEATHS, EXCEPTION, RULES, WRAPPERS, Rule
+from workers.vllm.diagnosis_rules import RULES, Rule
+from workers.vllm.diagnosis_wrappers import DEATH_NOTICES, DEATHS, EXCEPTION, WRAPPERS
 
 # Lines that rules may look back at: a traceback's frames with vLLM's prefix and blank lines in between.
 _LOOK_BACK = 60
@@ -58,17 +60,36 @@ _INFORMATIVE = (
     b"PU blocks: 0",
     b"Xid",
 )
+_ANY_WORD = (*_INFORMATIVE, *_STEMS)
 # Milestones, and the sign of a hang, count every time.
 _NEVER_OLD = re.compile(rb"startup complete|shutdown triggered|Shutting down|non-default args|block found")
 _ANY_LEVEL_RULES = tuple(rule for rule in RULES if rule.any_level)
-_DIGITS = b"0123456789"
-# Logs repeat themselves. A line that differs from earlier ones in numbers alone is read this often, then passed over.
+_DIGITS = b"0123456789abcdef"
+# Logs repeat themselves. A line that differs from earlier ones in numbers and ids alone is read this often, then passed
+# over.
 _READ_OFTEN = 8
 _REMEMBERED_LINES = 50_000
 _READ_CLOSELY = 4_000
+# What a milestone's, and a death's line holds: quicker to see than the expressions.
+_MILESTONE_WORDS = ("startup complete", "hut", "eceived", "non-default args", "LLM engine", "API server version")
+_DEATH_WORDS = (
+    "died",
+    "egmentation",
+    "egfault",
+    "Fatal Python",
+    "dumped",
+    "terminate called",
+    "SIGSEGV",
+    "Aborted",
+    "Engine",
+)
 _STARTED = re.compile(r"Application startup complete")
 _ASKED_TO_STOP = re.compile(r"shutdown triggered|[Rr]eceived signal|^Shutting down$|received SIG(?:TERM|INT)")
 _NEW_PROCESS = re.compile(r"non-default args:|LLM engine \(v\d|vLLM API server version")
+_NEW_START = re.compile(r"non-default args:")
+_TRIES_AGAIN = re.compile(r"\b[Rr]etrying (?:in )?\d|\b[Ww]ill retry\b")
+# What people asked and were told: any words can stand there.
+_QUOTES_PEOPLE = re.compile(r"(?:Received|Added|Generated) (?:request|response)\b")
 _FRAME = re.compile(r'\s{2}File "|\s{3,}')
 
 
@@ -84,7 +105,8 @@ class Evidence:
 class Cause:
     """One cause that the log shows, where it was first seen and how sure that is.
 
-    `soft` is true if a line only warned of it: a start that succeeds afterwards refutes it.
+    `soft` is true if a line only warned of it: a start that succeeds afterwards refutes it. `start` counts the starts
+    that the log holds, so that what one of them says isn't taken for a consequence of another.
     """
 
     code: str
@@ -94,6 +116,7 @@ class Cause:
     soft: bool = False
     hint: str = ""
     evidence: list[Evidence] = field(default_factory=list)
+    start: int = 0
 
 
 @dataclass(slots=True)
@@ -123,6 +146,7 @@ class Facts:
 
     def __init__(self) -> None:
         self.line_count = 0
+        self.starts = 0
         self.causes: dict[str, Cause] = {}
         self.death: Cause | None = None
         self.death_notice: Cause | None = None
@@ -139,18 +163,26 @@ class Facts:
         """Take the next whole lines: with `\\n` between them, without one at the end."""
         # UTF-16 that somebody cut into lines: without its zeros it is ASCII again.
         block = block.replace(b"\0", b"")
-        lines = block.split(b"\n")
+        first = self.line_count + 1
+        if first > _READ_CLOSELY and not self._wanting and not any(word in block for word in _ANY_WORD):
+            # Not even split into lines: most of a long log is like this.
+            self.line_count += block.count(b"\n") + 1
+        else:
+            self._read(block.split(b"\n"), block)
+        tail = block.rsplit(b"\n", _LOOK_BACK)[-_LOOK_BACK:]
+        self.recent.extend(
+            Evidence(number, _shown(raw)) for number, raw in enumerate(tail, self.line_count - len(tail) + 1)
+        )
+
+    def _read(self, lines: list[bytes], block: bytes) -> None:
         first = self.line_count + 1
         self.line_count += len(lines)
         if self._wanting:
             self._wanting = [wanting for wanting in self._wanting if not wanting.take(lines, first)]
+        shown = cache(lambda index: _shown(lines[index]))
         for index in self._worth_a_look(lines, block):
             if self._is_news(lines[index]):
-                self._examine(lines, index, first)
-        tail = lines[-_LOOK_BACK:]
-        self.recent.extend(
-            Evidence(number, _shown(raw)) for number, raw in enumerate(tail, first + len(lines) - len(tail))
-        )
+                self._examine(lines, index, first, shown)
 
     def _worth_a_look(self, lines: list[bytes], block: bytes) -> list[int]:
         """Indexes of the lines that may matter: quick searches over all of them at once, since hardly any line does."""
@@ -183,13 +215,13 @@ class Facts:
         self._seen[key] = times
         return times <= _READ_OFTEN or _NEVER_OLD.search(line) is not None
 
-    def _examine(self, lines: list[bytes], index: int, first: int) -> None:
+    def _examine(self, lines: list[bytes], index: int, first: int, shown: Callable[[int], str]) -> None:
         number = first + index
-        raw = Evidence(number, _shown(lines[index]))
+        raw = Evidence(number, shown(index))
 
         def before(count: int) -> list[Evidence]:
             near = range(max(0, index - count), index)
-            held = [Evidence(first + i, _shown(lines[i])) for i in near]
+            held = [Evidence(first + i, shown(i)) for i in near]
             return ([*self.recent][-(count - len(held)) :] if len(held) < count else []) + held
 
         for line in clean(lines[index]):
@@ -202,29 +234,35 @@ class Facts:
         text = line.text
         if not text or _FRAME.match(text) or self._is_milestone(text, raw) or self.asked_to_stop:
             return None
+        if line.level is Level.INFO and _QUOTES_PEOPLE.match(text):
+            return None
         rules = _matching_rules(text, informative=line.level is Level.INFO)
         for rule in rules:
             if rule.context is None or any(rule.context.search(earlier.text) for earlier in before(_LOOK_BACK)):
                 return self._record(rule, line, raw, before)
         if line.level is Level.INFO:
             return None
-        if self.death is None and DEATHS.search(text):
+        may_be_death = self.death is None and any(word in text for word in _DEATH_WORDS)
+        if may_be_death and DEATHS.search(text):
             self.death = Cause("engine.died", raw.line, text.strip(), 0.8, evidence=[raw])
-        elif self.death_notice is None and DEATH_NOTICES.search(text):
+        elif may_be_death and self.death_notice is None and DEATH_NOTICES.search(text):
             self.death_notice = Cause("engine.died", raw.line, text.strip(), 0.7, evidence=[raw])
-        if line.level is Level.WARNING or WRAPPERS.search(text):
+        if line.level is Level.WARNING or self.exception is not None or WRAPPERS.search(text):
             return None
         return self._record_unknown(text, line.level, raw, before)
 
     def _is_milestone(self, text: str, raw: Evidence) -> bool:
+        if not any(word in text for word in _MILESTONE_WORDS):
+            return False
         if _STARTED.search(text):
             self.started = raw
-            self.causes = {code: cause for code, cause in self.causes.items() if not cause.soft or code in _LASTING}
+            self.causes = {code: cause for code, cause in self.causes.items() if not self._is_overcome(cause)}
             # The engine got over it, so it was no cause; it is kept for the case that nothing else explains an end.
             self.survived = self.exception or self.complaint or self.survived
             self.exception = self.complaint = None
             return True
         if _NEW_PROCESS.search(text):
+            self.starts += _NEW_START.search(text) is not None
             self.started = self.started if not self.asked_to_stop else None
             self.asked_to_stop = None
             return True
@@ -235,10 +273,15 @@ class Facts:
             return True
         return False
 
+    def _is_overcome(self, cause: Cause) -> bool:
+        """Whether a start that succeeds now refutes the cause: it was a warning, or an error that was tried again."""
+        tried_again = cause.start == self.starts > 0 and self.death is None and self.death_notice is None
+        return (cause.soft or tried_again) and cause.code not in _LASTING
+
     def _record(
         self, rule: Rule, line: LogLine, raw: Evidence, before: Callable[[int], list[Evidence]]
     ) -> "_Wanting | None":
-        soft = line.level <= Level.WARNING and "NCCL" not in line.text
+        soft = (line.level <= Level.WARNING and "NCCL" not in line.text) or _TRIES_AGAIN.search(line.text) is not None
         known = self.causes.get(rule.code)
         if known is not None:
             known.confidence = max(known.confidence, rule.confidence)
@@ -250,7 +293,16 @@ class Facts:
             if len(known.evidence) < _EVIDENCE_PER_CAUSE and raw not in known.evidence:
                 known.evidence.append(raw)
             return None
-        cause = Cause(rule.code, raw.line, message_of(line.text), rule.confidence, soft, _hint(rule, line.text), [raw])
+        cause = Cause(
+            rule.code,
+            raw.line,
+            message_of(line.text),
+            rule.confidence,
+            soft,
+            _hint(rule, line.text),
+            [raw],
+            self.starts,
+        )
         self.causes[rule.code] = cause
         if rule.code == "gpu.lost" and (xid := re.search(r"\bXid\b.{0,40}?: (\d+)", line.text)):
             self.causes.setdefault(

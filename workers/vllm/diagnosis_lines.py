@@ -77,7 +77,7 @@ _OTHER = re.compile(
 
 
 def clean(raw: bytes) -> Iterator[LogLine]:
-    """The line or lines that `raw` stands for: several where a JSON log holds a whole traceback in one line.
+    """The line or lines that `raw` stands for, one at least: several where a JSON log holds a whole traceback in one line.
 
     Takes any bytes, never raises. Zero bytes are dropped: they come from UTF-16 that was cut into lines by byte.
     """
@@ -128,6 +128,5 @@ def _unwrap(text: str) -> list[LogLine] | None:
     )
     word = next((record[key] for key in ("levelname", "level", "severity") if isinstance(record.get(key), str)), "")
     level = _LEVELS.get(word.upper(), Level.BARE)
-    return [
-        _parse(_COLOUR.sub("", line).rstrip(), level) for line in f"{message}\n{details}".splitlines() if line.strip()
-    ]
+    lines = [line for line in f"{message}\n{details}".splitlines() if line.strip()] or [""]
+    return [_parse(_COLOUR.sub("", line).rstrip(), level) for line in lines]

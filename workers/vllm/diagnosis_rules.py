@@ -69,7 +69,10 @@ _ARGUMENTS = (
     _rule("parallelism.not_enough_devices", r"Tensor parallel size \(?\d+\)? exceeds available GPUs"),
     _rule("parallelism.not_enough_devices", r"number of required \w+s? exceeds the total number of available"),
     _rule("parallelism.not_enough_devices", r"Not enough allowed NUMA nodes to bind threads of \d+ local"),
-    _rule("parallelism.not_enough_devices", r"invalid device ordinal", 0.9),
+    _rule("parallelism.not_enough_devices", r"invalid device ordinal|local rank \d+ is out of bounds", 0.9),
+    _rule(
+        "parallelism.not_enough_devices", r"is larger than the (?:total )?number of available \w*(?:devices|GPUs)", 0.9
+    ),
     _rule("port.in_use", r"\[Errno 98\]|\bEADDRINUSE\b|[Aa]ddress already in use"),
     _rule("port.in_use", r"error while attempting to bind on address"),
 )
@@ -81,6 +84,13 @@ _MODEL = (
         r"(?:No|Cannot find) tokenizer (?:file|found)|get tokenizer because `skip_tokenizer_init`",
         0.85,
     ),
+    _rule(
+        "tokenizer.missing",
+        r"(?:No such file or directory|Not found|have a file named).{0,300}"
+        r"\b(?:tokenizer(?:_config)?\.(?:json|model)|vocab\.json)",
+        0.9,
+        words=("tokenizer.", "tokenizer_config.", "vocab.json"),
+    ),
     _rule("tokenizer.missing", r"expected str, bytes or os.PathLike object, not NoneType", 0.8, context="tokeniz"),
     _rule(
         "tokenizer.missing",
@@ -91,7 +101,7 @@ _MODEL = (
     _rule(
         "chat_template.missing",
         r"default chat template is no longer allowed|tokenizer\.chat_template is not set|ChatTemplateResolutionError:"
-        r"|[Nn]o chat template (?:provided|available|found|is defined)",
+        r"|[Nn]o chat template (?:provided|available|found|is (?:defined|set))|(?:not|n't) have a chat template",
         any_level=True,
     ),
     _rule("chat_template.missing", r"supplied chat template .{0,300}(?:appears path-like|failed to be opened)", 0.9),
@@ -124,12 +134,19 @@ _MODEL = (
         r"(?:Marlin|FP8|NVFP4|AWQ|GPTQ|Machete)\S* .{0,60}requires .{0,40}(?:compute )?capability",
         0.9,
     ),
-    _rule("quantization.capability", r"Minimum capability: \d+\. Current capability: \d+"),
+    _rule("quantization.capability", r"[Mm]in(?:imum)? capability: \d+"),
+    _rule(
+        "quantization.capability",
+        r"(?:[Ff][Pp]8|[Ff]loat8|f8e4m3|[NM][VX]FP4|Marlin|AWQ|GPTQ|Machete|scaled_mm)\w* .{0,80}(?:CUDA *>= *\d|capability)",
+        0.85,
+        words=("CUDA", "capability"),
+    ),
     _rule("quantization.unsupported_device", r"Failed to find a kernel that can implement the \w+"),
     _rule("quantization.unsupported_device", r"quantization is currently not supported in"),
     _rule(
         "dtype.bfloat16_unsupported",
-        r"[Bb]float16 is (?:only supported on GPUs|not supported on)|does(?:n't| not) support .{0,12}bfloat16",
+        r"[Bb]float16 is (?:only supported on GPUs|not supported on)|does(?:n't| not) support .{0,12}bfloat16"
+        r"|[Bb](?:f|float)16 requires .{0,40}capability",
     ),
     _rule("attention.block_size_unsupported", r"No common block size for|[Bb]lock.size .{0,30}(?:is )?not supported"),
     _rule("lora.rank", r"LoRA rank (?P<rank>\d+) is greater than max_lora_rank", hint="Set --max-lora-rank {rank}."),
@@ -143,8 +160,8 @@ _WEIGHTS = (
     _rule("weights.shard_missing", r"No such file or directory: .{0,300}-\d{5}-of-\d{5}\.(?:safetensors|bin)"),
     _rule(
         "weights.truncated",
-        r"incomplete metadata, file not fully covered|MetadataIncompleteBuffer|HeaderTooSmall|header too small"
-        r"|InvalidHeaderLength|invalid header length",
+        r"incomplete metadata, file not fully covered|MetadataIncompleteBuffer|metadata incomplete|HeaderTooSmall"
+        r"|header too small|InvalidHeaderLength|invalid header length",
     ),
     _rule(
         "weights.truncated", r"PytorchStreamReader failed|unexpected EOF, expected \d+ more bytes|Ran out of input", 0.8
@@ -160,6 +177,7 @@ _WEIGHTS = (
         "weights.pickle_refused",
         r"Weights only load failed|Unsupported (?:global|operand|class): GLOBAL|UnpicklingError",
     ),
+    _rule("weights.pickle_refused", r"[Rr]efus(?:ed|es|ing) .{0,40}pickle", 0.9),
     _rule("weights.pickle_refused", r"serious vulnerability issue in `torch\.load`"),
     _rule("weights.tensor_unexpected", r"There is no module or parameter named"),
     _rule("weights.tensor_unexpected", r"^KeyError: '(?:model\.)?layers\.\d+\.", 0.85),
@@ -168,6 +186,7 @@ _WEIGHTS = (
         r"size of tensor a \(\d+\) must match the size of tensor b",
         context="weight_loader|load_weights",
     ),
+    _rule("weights.shape_mismatch", r"Trying to set a tensor of shape|size mismatch for [\w.]+: copying a param", 0.9),
     _rule("weights.shape_mismatch", r"Attempted to load weight \(.{0,80}into parameter|exceeds dimension size", 0.9),
     _rule(
         "weights.shape_mismatch",
@@ -197,14 +216,19 @@ _MEMORY = (
         hint="The cache holds {length} tokens: --max-model-len must not be above that.",
     ),
     _rule("kv_cache.too_small", r"To serve at least one request with the model's max seq len"),
-    _rule("memory.out_of_memory", r"(?:CUDA|HIP|XPU|NPU|MPS) (?:error: )?out of memory|\bOutOfMemoryError\b", 0.97),
+    _rule("memory.out_of_memory", r"(?:CUDA|HIP|XPU|NPU|MPS) (?:driver )?(?:error: )?out of memory", 0.97),
+    _rule("memory.out_of_memory", r"(?<!ray\.exceptions\.)\bOutOfMemoryError\b", 0.97),
     _rule(
         "memory.out_of_memory",
-        r"cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure .{0,4}'?out of memory",
+        r"cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure .{0,4}'?out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+        r"|hipErrorOutOfMemory",
     ),
+    # cuBLAS says no more than this when its own workspace doesn't fit.
+    _rule("memory.out_of_memory", r"CUBLAS_STATUS_NOT_INITIALIZED", 0.6),
     _rule(
         "memory.out_of_memory",
-        r"can't allocate memory: you tried to allocate|std::bad_alloc|\[Errno 12\] Cannot allocate",
+        r"can't allocate memory: you tried to allocate|std::bad_alloc|\[Errno 12\] Cannot allocate"
+        r"|MemoryError: Unable to allocate",
     ),
 )
 _DEVICE = (
@@ -212,10 +236,20 @@ _DEVICE = (
         "gpu.lost",
         r"fallen off the bus|GPU.{0,40} is lost|NVMLError_GpuIsLost|Unable to determine the device handle for",
     ),
-    _rule("gpu.lost", r"No CUDA GPUs are available|Failed to infer device type", 0.6),
+    _rule(
+        "gpu.lost", r"No CUDA GPUs are available|Failed to infer device type|no CUDA-capable device is detected", 0.6
+    ),
+    _rule("gpu.lost", r"busy or unavailable|CUDA error: device unavailable|cudaErrorDevicesUnavailable", 0.6),
+    # A container that lost its devices, or a driver that no longer knows the card.
+    _rule("gpu.lost", r"Failed to initialize NVML: Unknown Error|NVMLError_Unknown|No devices were found", 0.6),
     _rule("gpu.xid", r"\bXid\b.{0,40}?: (?P<xid>\d+)", any_level=True, hint="The code is Xid {xid}."),
     _rule("gpu.xid", r"uncorrectable (?:ECC|NVLink) error|hardware stack error|GPU requires reset", any_level=True),
-    _rule("gpu.xid", r"CUDA error: (?:an illegal memory access|unspecified launch failure|misaligned address)", 0.5),
+    _rule(
+        "gpu.xid",
+        r"CUDA error: (?:an illegal (?:memory access|instruction)|unspecified launch failure|misaligned address"
+        r"|invalid program counter)",
+        0.5,
+    ),
     _rule(
         "driver.too_old",
         r"NVIDIA driver on your system is too old|CUDA driver version is insufficient|cudaErrorInsufficientDriver",
@@ -224,16 +258,18 @@ _DEVICE = (
         "driver.too_old", r"PTX was compiled with an unsupported toolchain|unsatisfied condition: (?:cuda|driver)", 0.9
     ),
     _rule("driver.mismatch", r"[Dd]river/library version mismatch|NVML/RM version mismatch|LibRmVersionMismatch"),
+    _rule("driver.mismatch", r"API mismatch: the (?:client|NVIDIA kernel module) has"),
     _rule(
         "driver.mismatch",
         r"unsupported display driver / cuda driver combination|forward compatibility was attempted on",
     ),
     _rule(
         "driver.mismatch",
-        r"couldn't communicate with the NVIDIA driver|Found no NVIDIA driver|system not yet initialized",
+        r"couldn't communicate with the NVIDIA driver|Found no NVIDIA driver|system not yet initialized"
+        r"|nvml error: driver not loaded",
         0.7,
     ),
-    _rule("driver.mismatch", r"libcuda\.so(?:\.1)?: cannot open shared object file", 0.7),
+    _rule("driver.mismatch", r"(?:libcuda|libnvidia-ml)\.so(?:\.1)?: cannot open shared object file", 0.7),
     _rule(
         "driver.no_kernel_image", r"no kernel image is available|NoKernelImageForDevice|device kernel image is invalid"
     ),
@@ -250,11 +286,13 @@ _SYSTEM = (
         "shm.exhausted",
         r"insufficient shared memory|out of shared memory|unable to (?:allocate|resize|open) shared memory",
     ),
+    _rule("shm.exhausted", r"No space left on device.{0,40}/psm_|unable to write to file </torch_"),
+    _rule("shm.exhausted", r"No space left on device", context=r"multiprocessing/shared_memory\.py"),
     _rule("shm.exhausted", r"shm_open.{0,80}(?:failed|No space|Cannot allocate)", 0.9),
     _rule("shm.exhausted", r"\bBus error\b|\bSIGBUS\b", 0.85),
     _rule("nccl.hang", r"Watchdog caught collective operation timeout|Timeout at NCCL work|watchdog got stuck for"),
     _rule("nccl.hang", r"NCCL operations have failed or timed out|[Hh]eartbeat monitor timed out", 0.9),
-    _rule("nccl.hang", r"NCCL .{0,60}(?:timed out|timeout)", 0.85),
+    _rule("nccl.hang", r"NCCL.{0,120}(?:timed out|[Tt]imeout)|gloo.{0,80}Timed out waiting", 0.85),
     _rule(
         "nccl.init_failed",
         r"NCCL error|unhandled (?:system|cuda) error|\bnccl(?:System|Internal|Remote|InvalidUsage|InvalidArgument)\w*\b",
@@ -272,13 +310,15 @@ _SYSTEM = (
     ),
     _rule(
         "process.killed_by_oom",
-        r"killed due to memory pressure|\boom_reaper\b|exited with code 137\b",
+        r"killed due to memory pressure|\boom_reaper\b|exited with code 137\b|node running low on memory"
+        r"|has been killed by the OOM killer|result 'oom-kill'",
         0.9,
         any_level=True,
     ),
     _rule("process.killed_by_oom", r"^(?:\S+: line \d+: +\d+ )?Killed\b(?!:)", 0.8),
     _rule("disk.full", r"No space left on device|\[Errno 28\]|\[Errno 122\]|Disk quota exceeded"),
     _rule("disk.full", r"Not enough free disk space", 0.8),
+    _rule("memory.out_of_memory", r"^MemoryError\b", 0.7),
 )
 _HUB = (
     _rule("hub.gated", r"Cannot access gated repo|access a gated repo|is a gated repository|\bGatedRepoError\b"),
@@ -286,29 +326,33 @@ _HUB = (
         "hub.gated",
         r"Access to (?:model|dataset) .{0,200}is restricted|not in the authorized list|review from the repo authors",
     ),
+    _rule("hub.gated", r"enable access to public gated repositor"),
     _rule(
         "hub.unauthorized",
-        r"401 Client Error|HTTP(?:Error| status)?:? 401\b|Invalid credentials in Authorization header",
+        r"401 Client Error|Client error '40[13]|HTTP(?:Error| status)?:? 401\b|Invalid credentials in Authorization header",
     ),
     _rule(
         "hub.unauthorized",
-        r"Invalid (?:username or password|user token)|403 Client Error"
+        r"Invalid (?:username or password|user token)|[Ii]nvalid token passed|403 Client Error|403 Forbidden: "
+        r"|LocalTokenNotFoundError|[Tt]oken is required \("
         r"|[Tt]oken .{0,80}(?:is expired|has expired|is invalid|is not valid)",
     ),
     _rule(
         "hub.rate_limited",
         r"429 Client Error|\b429\b.{0,10}Too Many Requests|hit the rate limit|had to rate limit"
-        r"|[Rr]ate limit (?:exceeded|reached)|HTTP Error 429",
+        r"|[Rr]ate limit (?:exceeded|reached)|exceeded .{0,20}rate limit|HTTP Error 429",
     ),
-    _rule("hub.offline_uncached", r"outgoing traffic has been disabled|OfflineModeIsEnabled|offline mode is enabled"),
+    _rule("hub.offline_uncached", r"outgoing traffic has been disabled|OfflineModeIsEnabled|ffline mode is enabled"),
     _rule(
-        "hub.unreachable", r"We couldn't connect to '?http|error happened while trying to locate the file on the Hub"
+        "hub.unreachable", r"We couldn't connect to '?http|error happened while trying to locate the files? on the Hub"
     ),
+    _rule("hub.unreachable", r"LocalEntryNotFoundError.{0,300}check your (?:internet )?connection", 0.9),
     _rule("hub.offline_uncached", r"LocalEntryNotFoundError", 0.8),
     _rule(
         "hub.unreachable",
         r"(?:Max retries exceeded|Failed to resolve|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError"
-        r"|CERTIFICATE_VERIFY_FAILED|5\d\d Server Error|Connection refused).{0,300}(?:huggingface|hf\.co|hf-mirror|modelscope)",
+        r"|CERTIFICATE_VERIFY_FAILED|5\d\d Server Error|Server error '5\d\d|Connection refused)"
+        r".{0,300}(?:huggingface|hf\.co|hf-mirror|modelscope)",
         0.9,
         words=("huggingface", "hf.co", "hf-mirror", "modelscope"),
     ),
@@ -322,9 +366,9 @@ _HUB = (
     ),
     _rule(
         "hub.unreachable",
-        r"(?:huggingface|hf\.co).{0,200}(?:timed out|refused|unreachable|verify failed)",
+        r"(?:huggingface|hf\.co).{0,200}(?:[Tt]imed out|refused|unreachable|verify failed)",
         0.85,
-        words=("timed out", "refused", "unreachable", "verify failed"),
+        words=("imed out", "refused", "unreachable", "verify failed"),
     ),
     _rule(
         "hub.unreachable",
@@ -339,13 +383,15 @@ _HUB = (
     ),
     _rule(
         "path.not_found",
-        r"404 Client Error.{0,200}huggingface|Repository Not Found for url|not a valid git identifier",
+        r"404 Client Error.{0,200}huggingface|(?:Repository|Revision) Not Found for url|not a valid git identifier",
         0.8,
     ),
 )
 _HANG = (
     _rule("engine.hung", r"No available (?:shared memory broadcast )?block found in \d+ second", 0.6, any_level=True),
     _rule("engine.hung", r"RPC call to \S+ timed out|Engine iteration timed out", 0.9),
+    _rule("engine.hung", r"No heartbeat received from", 0.8),
+    _rule("engine.hung", r"^TimeoutError$", 0.85, context=r"shm_broadcast\.py"),
     _rule("engine.hung", r"Timed out waiting for engine core|[Hh]ealth check (?:timed out|failed)", 0.7),
 )
 
@@ -359,44 +405,4 @@ RULES: tuple[Rule, ...] = (
     *_SYSTEM,
     *_HUB,
     *_HANG,
-)
-
-# A cause, and the codes that it drags behind it: one exception chain often ends in the words of another cause.
-CONSEQUENCES: dict[str, frozenset[str]] = {
-    "hub.gated": frozenset({"hub.unauthorized", "path.not_found", "hub.unreachable"}),
-    "hub.unauthorized": frozenset({"path.not_found", "hub.unreachable"}),
-    "hub.rate_limited": frozenset({"hub.unreachable", "hub.offline_uncached"}),
-    "hub.offline_uncached": frozenset({"hub.unreachable", "path.not_found"}),
-    "hub.unreachable": frozenset({"hub.offline_uncached", "path.not_found"}),
-    "shm.exhausted": frozenset({"nccl.init_failed", "disk.full"}),
-    "memory.out_of_memory": frozenset({"nccl.init_failed"}),
-    "kv_cache.no_blocks": frozenset({"kv_cache.too_small"}),
-    "path.not_found": frozenset({"config.missing", "hub.unreachable"}),
-    "driver.mismatch": frozenset({"gpu.lost"}),
-    "driver.too_old": frozenset({"gpu.lost", "driver.mismatch"}),
-}
-
-# These say that something failed, or repeat it; the cause stands elsewhere.
-WRAPPERS = re.compile(
-    r"Engine core initialization failed|WorkerProc initialization failed|Engine process failed to start"
-    r"|[Ss]ee (?:root cause|stack trace)|check the stack trace|EngineCore (?:encountered|failed)|Engine(?:Dead|Generate)Error"
-    r"|AsyncEngineDeadError|Background loop (?:has errored|is stopped)|output_handler failed|Executor failed"
-    r"|WorkerProc (?:failed|hit an exception|initialization)|Worker failed with error|\d+ validation errors? for"
-    r"|KeyboardInterrupt|SystemExit|CancelledError|ChildFailedError|ProcessExitedException|MQEngineDeadError"
-    r"|BrokenPipeError|ConnectionResetError|multiprocessing\.managers\.RemoteError|leaked \w+ objects"
-    r"|Exception in (?:thread|worker|callback)|During handling of the above|Uncaught exception in|Exception ignored in"
-)
-
-# A process of the engine is gone: true of most failures, so the last thing to blame.
-DEATHS = re.compile(
-    r"(?:Worker proc|RayWorkerProc|Worker VllmWorkerProcess|Engine ?[Cc]ore|Engine core proc|VLLM::)\S* ?.{0,40}\bdied\b"
-    r"|\bdied unexpectedly|Segmentation fault|Segfault encountered|Fatal Python error|\(core dumped\)|terminate called after"
-)
-# The announcement of a death, whose cause follows it in the traceback; or its echo in another process.
-DEATH_NOTICES = re.compile(r"EngineCore encountered a fatal error|EngineDeadError|MQLLMEngine is already dead")
-
-# What an exception looks like at the end of a traceback; pydantic's own are indented.
-EXCEPTION = re.compile(
-    r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt)\w*(?:\(\w+\))?(?::\s|$)"
-    r"|(?:\w+\.)+\w*error(?::\s|$)|\s{2}(?:Value|Assertion) error, |Fatal Python error: |thread '.{0,60}' panicked at"
 )

@@ -4,12 +4,16 @@ import signal
 from dataclasses import replace
 
 from workers.vllm.diagnosis_facts import Cause, Evidence, Facts, clean_text
-from workers.vllm.diagnosis_rules import CONSEQUENCES
+from workers.vllm.diagnosis_wrappers import CONSEQUENCES
 
-# How far apart in lines a cause and its consequence in other words can be: one chain of exceptions.
+# How far behind a cause its consequence in other words can be: one chain of exceptions. Before it stand a few lines at
+# most, but for the hub's answers, whose chain begins with the most general one.
 _SAME_CHAIN_LINES = 400
+_LINES_BEFORE = 20
 # Causes that explain a dead process even if their line comes after it (the kernel's and the driver's lines often do).
 _EXPLAIN_DEATH = frozenset({"process.killed_by_oom", "gpu.xid", "gpu.lost", "memory.out_of_memory", "shm.exhausted"})
+# One comes from a long compilation, too.
+_WARNINGS_OF_A_HANG = 3
 # Ended as asked, or not at all.
 _PEACEFUL = frozenset({None, 0, -signal.SIGTERM, -signal.SIGINT})
 
@@ -19,9 +23,11 @@ def verdict(facts: Facts, exit_code: int | None) -> tuple[Cause, list[str]]:
     code = _as_signal(exit_code)
     causes = _with_death(_without_consequences(sorted(facts.causes.values(), key=lambda cause: cause.line)), facts)
     causes = _without_recovered_hang(causes, facts)
+    if code in _PEACEFUL:
+        causes = _without_failed_requests(causes, facts)
     if not causes:
         return _without_causes(facts, code), []
-    first = causes[0]
+    first = _first_to_blame(causes)
     if first.code == "engine.died" and code == -signal.SIGKILL:
         return replace(_killed(facts), evidence=first.evidence), [cause.code for cause in causes]
     if first.soft:
@@ -33,12 +39,34 @@ def verdict(facts: Facts, exit_code: int | None) -> tuple[Cause, list[str]]:
         and code in _PEACEFUL
     ):
         first = replace(first, confidence=min(first.confidence, 0.5))
-    return first, [cause.code for cause in causes[1:]]
+    return first, [cause.code for cause in causes]
 
 
 def _as_signal(exit_code: int | None) -> int | None:
     """Shells and containers report a signal as 128 + its number; Python as minus its number."""
     return 128 - exit_code if exit_code is not None and 128 < exit_code < 160 else exit_code
+
+
+def _first_to_blame(causes: list[Cause]) -> Cause:
+    """The first in time; what an engine only warned of stands behind what it failed of."""
+    return next((cause for cause in causes if _is_grave(cause)), causes[0])
+
+
+def _is_grave(cause: Cause) -> bool:
+    """Whether the engine failed of it, rather than warned of it. All that a hang writes are warnings, again and again."""
+    return not cause.soft or (cause.code == "engine.hung" and len(cause.evidence) >= _WARNINGS_OF_A_HANG)
+
+
+def _without_failed_requests(causes: list[Cause], facts: Facts) -> list[Cause]:
+    """Forget what a serving engine couldn't fetch: a picture that a request names, not a part of its model."""
+    started, died = facts.started, facts.death or facts.death_notice
+    if started is None or died is not None:
+        return causes
+    return [
+        cause
+        for cause in causes
+        if cause.line < started.line or not (cause.code.startswith("hub.") or cause.code == "path.not_found")
+    ]
 
 
 def _without_consequences(causes: list[Cause]) -> list[Cause]:
@@ -47,7 +75,9 @@ def _without_consequences(causes: list[Cause]) -> list[Cause]:
         for cause in causes
         for other in causes
         if other.code in CONSEQUENCES.get(cause.code, ())
-        and abs(other.line - cause.line) <= _SAME_CHAIN_LINES
+        and cause.start == other.start
+        and other.line - cause.line <= _SAME_CHAIN_LINES
+        and cause.line - other.line <= (_SAME_CHAIN_LINES if cause.code.startswith("hub.") else _LINES_BEFORE)
         # Where each could follow from the other, the first in time is the cause.
         and (cause.code not in CONSEQUENCES.get(other.code, ()) or cause.line < other.line)
     }
@@ -59,7 +89,9 @@ def _with_death(causes: list[Cause], facts: Facts) -> list[Cause]:
     death = facts.death or facts.death_notice
     if death is None:
         return causes
-    explained = (cause for cause in causes if cause.line <= death.line or cause.code in _EXPLAIN_DEATH)
+    explained = (
+        cause for cause in causes if cause.code in _EXPLAIN_DEATH or (cause.line <= death.line and _is_grave(cause))
+    )
     # A mere notice stands before the traceback that explains it.
     if any(explained) or (facts.death is None and causes):
         return causes

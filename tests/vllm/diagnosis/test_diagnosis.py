@@ -53,6 +53,28 @@ class TestSeveralCauses:
         )
         assert (diagnose(log).code, diagnose(log).also) == ("hub.gated", ())
 
+    def test_a_warning_before_a_failure_is_no_cause_of_it(self):
+        for warning in (
+            "WARNING 11-29 14:12:00 [serving_chat.py:380] No chat template provided. Chat API will not work.",
+            "ERROR 11-29 14:12:13 [config.py:118] Error retrieving file list: 429 Client Error: ..., retrying 1 of 2",
+            "INFO 11-29 14:20:28 [shm_broadcast.py:548] No available shared memory broadcast block found in 60 seconds.",
+        ):
+            diagnosis = diagnose(f"{shapes.START}{warning}\n{shapes.start_failure(OUT_OF_MEMORY)}", 1)
+            assert diagnosis.code == "memory.out_of_memory"
+            assert len(diagnosis.also) == 1
+
+    def test_a_hang_that_was_told_of_again_and_again_is_the_cause_of_what_it_ends_in(self):
+        hang = "INFO 11-29 14:20:28 [shm_broadcast.py:548] No available shared memory broadcast block found in 60 seconds.\n"
+        died = "ERROR 11-29 14:26:17 [multiproc_executor.py:315] Worker proc X died unexpectedly (exit code: -6)\n"
+        assert diagnose(shapes.START + shapes.SERVING + hang * 5 + died).code == "engine.hung"
+        assert diagnose(shapes.START + shapes.SERVING + hang + died).code == "engine.died"
+
+    def test_what_one_start_says_is_no_consequence_of_another_start(self):
+        gated = shapes.api_failure("Cannot access gated repo for url https://huggingface.co/x.")
+        cut_off = shapes.api_failure("OSError: We couldn't connect to 'https://huggingface.co' to load the files")
+        assert diagnose(gated + cut_off).also == ("hub.unreachable",)
+        assert diagnose(cut_off + gated).code == "hub.unreachable"
+
 
 class TestDeaths:
     def test_what_killed_the_worker_comes_before_that_it_died(self):
@@ -139,9 +161,21 @@ class TestNoFalseAlarm:
         assert diagnose(shapes.START + shapes.SERVING + hang + served).code == "healthy"
         assert diagnose(shapes.START + hang + shapes.SERVING).code == "healthy"
 
+    def test_an_error_that_was_got_over_before_the_start_succeeded_is_none(self):
+        tried = "ERROR 11-29 14:12:13 [config.py:118] 429 Client Error: Too Many Requests for url: https://huggingface.co/x\n"
+        assert diagnose(shapes.START + tried + shapes.SERVING).code == "healthy"
+        assert diagnose(shapes.START + tried, 1).code == "hub.rate_limited"
+
+    def test_what_a_request_could_not_fetch_is_not_the_engine_s_failure(self):
+        picture = "ERROR 11-29 14:14:00 [serving_chat.py:200] aiohttp.client_exceptions.ClientConnectorError: Cannot connect\n"
+        assert diagnose(shapes.START + shapes.SERVING + picture).code == "healthy"
+        assert diagnose(shapes.api_failure(picture), 1).code == "hub.unreachable"
+
     @pytest.mark.parametrize(
         "line",
         [
+            "INFO 11-29 14:12:00 [logger.py:39] Received request cmpl-1: prompt: 'NVRM: Xid (PCI:0000:3b:00): 31, oom-kill:'",
+            "INFO 11-29 14:12:00 [logger.py:43] Generated response cmpl-1: output: 'OOMKilled: No chat template provided'",
             "INFO 11-29 14:12:00 [logger.py:39] Received request cmpl-1: prompt: 'Why do I get CUDA out of memory?'",
             'INFO:     127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 429 Too Many Requests',
             "gpu-a:1:1 [0] NCCL INFO NET/Plugin: libnccl-net.so: cannot open shared object file: No such file or directory",
@@ -233,6 +267,12 @@ def test_lines_of_utf16_that_were_cut_by_byte_are_read_too():
     for line in (LOGS / "fail-kv-too-small.log").read_text().encode("utf-16-le").split(b"\n"):
         diagnoser.feed(line)
     assert diagnoser.result().code == "kv_cache.too_small"
+
+
+@pytest.mark.parametrize("exit_code", [None, 0, 1, 137])
+def test_json_records_without_a_word_are_read_like_empty_lines(exit_code):
+    log = "".join(json.dumps({"log": text, "stream": "stderr"}) + "\n" for text in ("vLLM starts\n", "\n", " \n", ""))
+    assert diagnose(log, exit_code).code == diagnose("vLLM starts\n\n \n\n", exit_code).code
 
 
 def test_a_json_formatter_that_puts_a_traceback_into_one_line_is_understood():

@@ -6,8 +6,9 @@ import pytest
 from tests.vllm.diagnosis import shapes
 from tests.vllm.diagnosis.test_logs import EXPECTED
 from workers.vllm.diagnosis import Diagnoser, catalog
-from workers.vllm.diagnosis_rules import CONSEQUENCES, RULES
+from workers.vllm.diagnosis_rules import RULES
 from workers.vllm.diagnosis_words import words_of
+from workers.vllm.diagnosis_wrappers import CONSEQUENCES
 
 # The messages by which each cause shows itself, in the wordings of several versions and libraries.
 WORDINGS = [
