@@ -43,7 +43,7 @@ test: $(VENV)/.installed-dev  ## Run the tests, with a real engine and a real br
 	$(ON_POSTGRES)
 
 test-all: $(VENV)/.installed-dev  ## Run every test and write docs/evidence/tests.md
-	@$(PYTHON) -m tests.tools
+	@$(PYTHON) -m tests.tools --long
 	engine=$$($(PYTHON) -m tests.engine --second)
 	eval "$$engine"
 	$(PYTHON) -m pytest -p tests.evidence --evidence docs/evidence/tests.md $(PYTEST)
