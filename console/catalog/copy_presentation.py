@@ -16,6 +16,8 @@ from console.fleet.usage import Usage, usage_of
 
 HELD_STATES = ("damaged", "incomplete")
 """States in which nothing can be launched from a copy until it is repaired."""
+PRESENT_STATES = ("verified", "unverified", "downloading")
+"""States in which a host has a revision's files, or is getting them."""
 _FETCHING = ("serve_copy", "download", "verify")
 _FETCHED = "/models--"
 """Part of the path of files that were fetched: they lie in a hub cache."""
@@ -67,6 +69,8 @@ class ShownCopy:
     job: RunningJob | None = None
     elsewhere: bool = False
     """True if another host has the same revision, verified."""
+    everywhere: bool = False
+    """True if every host has its revision, or is fetching it."""
     groups: list[FindingGroup] = field(default_factory=list)
     failure: Mapping[str, Any] | None = None
 
@@ -130,7 +134,7 @@ class ShownCopy:
     @property
     def can_share(self) -> bool:
         """True if other hosts can get its files: from here, or at least from where these came from."""
-        return self.copy.state == "verified" and self.job is None
+        return self.copy.state == "verified" and self.job is None and not self.everywhere
 
     @property
     def repair_first(self) -> bool:
@@ -157,26 +161,31 @@ def shown_copies(copies: Iterable[Copy]) -> list[ShownCopy]:
     rows = list(copies)
     usages = usage_of(rows)
     jobs = _running(rows)
-    sound = Copy.objects.filter(state="verified", revision__in={copy.revision_id for copy in rows})
-    hosts: dict[int, set[int]] = {}
-    for revision, host in sound.values_list("revision_id", "host_id"):
-        hosts.setdefault(revision, set()).add(host)
+    present = Copy.objects.filter(state__in=PRESENT_STATES, revision__in={copy.revision_id for copy in rows})
+    sound: dict[int, set[int]] = {}
+    there: dict[int, set[int]] = {}
+    for revision, host, state in present.values_list("revision_id", "host_id", "state"):
+        there.setdefault(revision, set()).add(host)
+        if state == "verified":
+            sound.setdefault(revision, set()).add(host)
+    hosts = set(Host.objects.exclude(public_key="").values_list("pk", flat=True))
     return [
         _shown(
             copy,
             usages[copy.pk],
             jobs.get(copy.pk),
-            elsewhere=bool(hosts.get(copy.revision_id, set()) - {copy.host_id}),
+            elsewhere=bool(sound.get(copy.revision_id, set()) - {copy.host_id}),
+            everywhere=hosts <= there.get(copy.revision_id, set()),
         )
         for copy in rows
     ]
 
 
-def _shown(copy: Copy, usage: Usage, job: RunningJob | None, *, elsewhere: bool) -> ShownCopy:
+def _shown(copy: Copy, usage: Usage, job: RunningJob | None, *, elsewhere: bool, everywhere: bool) -> ShownCopy:
     found = copy.verification if isinstance(copy.verification, Mapping) else {}
     failure = found.get("failure")
     entries = found.get("findings") or (failure or {}).get("evidence") or []
-    return ShownCopy(copy, usage, job, elsewhere, _groups(entries), failure)
+    return ShownCopy(copy, usage, job, elsewhere, everywhere, _groups(entries), failure)
 
 
 def _groups(entries: Sequence[Any]) -> list[FindingGroup]:

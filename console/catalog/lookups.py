@@ -35,8 +35,7 @@ class SourceRefused(Refused):
 
 def sentence(error: HubError) -> str:
     """What went wrong and what to do next, as two sentences."""
-    message = error.message.rstrip(".")
-    return f"{message[:1].upper()}{message[1:]}. {error.next_step}"
+    return f"{error.sentence} {error.next_step}"
 
 
 def hub_source(source: Source) -> HubSource:

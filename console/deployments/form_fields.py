@@ -9,6 +9,7 @@ from django import forms
 from django.forms.models import ModelChoiceIterator, ModelChoiceIteratorValue
 from django.utils.translation import gettext_lazy as _
 
+from console.common.given import whole_number
 from console.common.spans import readable_bytes
 from console.common.states import LOOKS
 from console.jobs.copy_fetching import Absent
@@ -49,19 +50,38 @@ class CopyField(forms.ModelChoiceField):  # type: ignore[type-arg]
     """What can be fetched first; asked only where the choices are drawn."""
     find_absent: Callable[[str], Absent | None] = staticmethod(lambda _value: None)
 
+    def prepare_value(self, value: Any) -> Any:
+        """What the select shows as chosen: a link or draft may be older than the files' arrival on the host."""
+        present = self._arrived(value)
+        return present.pk if present is not None else super().prepare_value(value)
+
     def to_python(self, value: Any) -> Any:
         """A copy. ValidationError for one that is not offered."""
-        if not isinstance(value, str) or "@" not in value:
+        if not _is_pair(value):
             return super().to_python(value)
         found = self.find_absent(value)
-        if found is None:
+        copy = found.copy if found is not None else self._arrived(value)
+        if copy is None:
             raise forms.ValidationError(self.error_messages["invalid_choice"], code="invalid_choice")
-        return found.copy
+        return copy
+
+    def _arrived(self, value: Any) -> Any:
+        """The copy that is offered for a revision and host which were named as a pair; None if there is none."""
+        if not _is_pair(value) or self.queryset is None:
+            return None
+        revision, host = (whole_number(part) for part in value.split("@", 1))
+        if revision is None or host is None:
+            return None
+        return self.queryset.filter(revision=revision, host=host).first()
 
     def label_from_instance(self, copy: Any) -> str:
         """Model, host, verification, size."""
         size = f" · {readable_bytes(copy.size_bytes)}" if copy.size_bytes else ""
         return f"{copy.revision.model} · {copy.host} · {LOOKS[copy.state].word}{size}"
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, str) and "@" in value
 
 
 def _label(absent: Absent) -> str:

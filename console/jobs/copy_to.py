@@ -11,6 +11,7 @@ from django.views.decorators.http import require_http_methods
 from console.access import policies
 from console.access.models import User
 from console.access.policies import Action
+from console.catalog.copy_presentation import PRESENT_STATES
 from console.catalog.models import Copy
 from console.common.errors import Refused
 from console.common.forms import add_refusal
@@ -22,7 +23,6 @@ from console.jobs.models import Job
 
 ORIGIN = "origin"
 """Value of the form's `source` for the model's own source; a host's copy has its number."""
-PRESENT = ("verified", "unverified", "downloading")
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,14 @@ def copy_to(request: HttpRequest, pk: int) -> HttpResponse:
             add_refusal(form, refusal)
         else:
             return _to(request, jobs)
+    shown_hosts = _shown_hosts(copy, list(hosts), request.POST.getlist("hosts"))
     context = {
         "copy": copy,
         "form": form,
         "places": places,
+        "receivers": [one for one in shown_hosts if one.copy is None],
         "chosen_source": form["source"].value(),
-        "shown_hosts": _shown_hosts(copy, list(hosts), request.POST.getlist("hosts")),
+        "shown_hosts": shown_hosts,
         "size_bytes": copy.size_bytes,
     }
     return render(request, "catalog/copy_to.html", context, status=400 if form.errors else 200)
@@ -92,7 +94,10 @@ def _start(copy: Copy, form: CopyToForm, actor: User) -> list[Job]:
 
 
 def _shown_hosts(copy: Copy, hosts: list[Host], chosen: list[str]) -> list[ShownHost]:
-    there = {one.host_id: one for one in Copy.objects.filter(revision=copy.revision, host__in=hosts, state__in=PRESENT)}
+    there = {
+        one.host_id: one
+        for one in Copy.objects.filter(revision=copy.revision, host__in=hosts, state__in=PRESENT_STATES)
+    }
     left = [host for host in hosts if host.pk not in there]
     return [
         ShownHost(

@@ -130,6 +130,7 @@ def test_each_refusal_has_its_own_words_and_next_step_at_its_field(
     answer = signed_in(admin).get(reverse("model_add"), query)
     (message,) = answer.context["lookup"].errors[field]
     assert error.message[1:] in message
+    assert message.startswith(("T", "A", "https://"))  # a sentence, but an address keeps its letters
     assert error.next_step in message
     assert 'value="a/b"' in answer.content.decode()
 

@@ -243,3 +243,26 @@ def test_the_form_offers_it_and_deploys_it(fleet: Fleet, admin: User, operator: 
     assert "download" in kinds(Job.objects.get(kind="deploy"))
     client.force_login(operator)
     assert client.post(reverse("deployment_add"), sent).status_code == 403
+
+
+def test_a_link_to_a_revision_on_a_host_chooses_the_files_once_they_are_there(
+    fleet: Fleet, admin: User, operator: User, revision: Revision
+) -> None:
+    client, value = Client(), f"{revision.pk}@{fleet.host.pk}"
+    arrived = verified(revision, fleet.host)
+    client.force_login(admin)
+    page = client.get(reverse("deployment_add"), {"copy": value}).content.decode()
+    assert f'<option value="{arrived.pk}" selected data-host="{fleet.host.pk}">' in page
+    sent = {"copy": value, "engine": fleet.engine.pk, "name": "fresh", "idempotency_key": "7" * 32}
+    answer = client.post(reverse("deployment_add"), sent)
+    assert answer.status_code == 302, answer.content.decode()[:3000]
+    assert Deployment.objects.get(name="fresh").current_spec.copy == arrived
+    assert "download" not in kinds(Job.objects.get(kind="deploy"))
+
+
+def test_a_link_never_chooses_files_of_another_team(fleet: Fleet, operator: User, revision: Revision) -> None:
+    verified(revision, fleet.host)
+    Model.objects.filter(pk=revision.model_id).update(team=Team.objects.create(name="Others"))
+    form = DeployForm({"copy": f"{revision.pk}@{fleet.host.pk}"}, user=operator)
+    assert form.chosen_copy is None
+    assert "copy" in form.errors

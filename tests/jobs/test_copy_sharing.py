@@ -219,6 +219,20 @@ def test_the_page_offers_every_sound_place_and_starts_the_job(
     assert f"on {other.host.name}" in shown
 
 
+def test_once_every_host_has_it_the_page_says_so_and_no_button_leads_there(
+    client: Client, giver: Copy, other: Fleet, admin: User
+) -> None:
+    client.force_login(admin)
+    address, model = reverse("copy_to", args=[giver.pk]), reverse("model_detail", args=[giver.revision.model_id])
+    assert "Copy and verify" in client.get(address).content.decode()
+    _verified(giver.revision, other.host, "/there")
+    page = client.get(address).content.decode()
+    assert "All 2 hosts have this revision" in page
+    assert "Copy and verify" not in page
+    assert address not in client.get(model).content.decode()
+    assert address not in client.get(reverse("copy_detail", args=[giver.pk])).content.decode()
+
+
 def test_the_same_page_fetches_from_the_source(client: Client, giver: Copy, other: Fleet, admin: User) -> None:
     client.force_login(admin)
     address = reverse("copy_to", args=[giver.pk])

@@ -170,8 +170,8 @@ class Checkpoint:
         readable = self._config is not None
         known = readable and not findings.has("quantization.unknown")
         check_quantisation(self._scheme, weights, findings, config_known=known)
-        if self._scheme is None and known:
-            check_plain_types(weights.tensors, findings)
+        if known:
+            check_plain_types(weights.tensors, findings, quantised=self._scheme is not None)
         compare_headers(weights.tensors, findings)
         implied = self._implied(config) if readable and not self._only_consolidated() else None
         if implied is not None:
@@ -184,7 +184,7 @@ class Checkpoint:
             check.run(implied, multimodal=_is_multimodal(config))
         text = architectures.text_config(config)
         compare_layers(weights, findings, text, towers_only=implied is not None)
-        check_towers(weights, findings, config, [one.prefix for one in stacks(weights.tensors) if one.tower])
+        check_towers(weights, findings, config, [one for one in stacks(weights.tensors) if one.tower])
         if implied is None and readable and self._scheme is None:
             rows = text.get("vocab_size")
             untied = text.get("tie_word_embeddings", config.get("tie_word_embeddings")) is False

@@ -25,6 +25,18 @@ class HubError(Exception):
         self.next_step = next_step or self.advice
         self.retry_after = retry_after
 
+    @property
+    def sentence(self) -> str:
+        """What went wrong, as a sentence."""
+        return as_sentence(self.message)
+
+
+def as_sentence(text: str) -> str:
+    """A message as a sentence: with a capital, unless it begins with an address, and a full stop."""
+    begins_with_address = text.startswith(("http://", "https://"))
+    first = text[:1] if begins_with_address else text[:1].upper()
+    return f"{first}{text[1:].removesuffix('.')}."
+
 
 class InvalidNameError(HubError):
     """What was typed can't be the name of a repository or of a revision."""

@@ -26,7 +26,7 @@ _BESIDE = re.compile(
 _ODD_ENDS = ("modernbert", "rwkv", "eagle", "medusa")
 _TOWER = re.compile(r"vision|visual|image|audio|speech|vit|resampler|projector|aligner", re.IGNORECASE)
 FEWEST_LAYERS = 4
-_FEWEST_TOWER_LAYERS = 6
+FEWEST_TOWER_LAYERS = 6
 _MOST_LOST = 3
 # A norm has a weight and perhaps a bias; parts with more tensors can be left out of a layer by design.
 _SMALL_PART = 2
@@ -125,7 +125,7 @@ class _Comparison:
     def run(self, kinds: list[Hashable]) -> None:
         """Report what layers lack or have alone; only layers of one kind are compared."""
         layers = self._stack.layers
-        fewest = _FEWEST_TOWER_LAYERS if self._stack.tower else FEWEST_LAYERS
+        fewest = FEWEST_TOWER_LAYERS if self._stack.tower else FEWEST_LAYERS
         if not self._stack.tower:
             self._gaps()
         if len(layers) < fewest:
@@ -210,7 +210,11 @@ def check_vocabulary(weights: Weights, findings: Findings, *, rows: int | None, 
     """Report an embedding (and, with `heads` 2, an output head) that is lost: no matrix has the vocabulary's rows."""
     if rows is None or rows < 2 or weights.lost:
         return
-    tall = [name for name, tensor in weights.tensors.items() if len(tensor.shape) == 2 and tensor.shape[0] >= rows]
+    tall = [
+        name
+        for name, tensor in weights.tensors.items()
+        if len(tensor.shape) == 2 and tensor.shape[0] >= rows and not NUMBERED.match(name)
+    ]
     if len(tall) < heads:
         what = "the embedding" if not tall else "the output head or the embedding"
         file = weights.file_of("lm_head.weight")

@@ -25,6 +25,12 @@ _BUFFERS = re.compile(
     r"(?:rotary_emb\.(?:inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|masked_bias|"
     r"position_ids|attn\.bias|num_batches_tracked)$"
 )
+# What is learned and not looked up or counted: in a model that isn't quantised it is stored as floats.
+_LEARNED = re.compile(
+    r"(?:\.weight|\.bias|_proj|_proj_bias|\.A_log|\.D|\.dt_bias|correction_bias|\.sinks|\.lora_[AB]|_scalar|"
+    r"class_embedding|position_embedding_table|in_proj_(?:weight|bias))$"
+)
+_NORMS = re.compile(r"norm(?:_?\d)?\.(?:weight|bias)$", re.IGNORECASE)
 _HEADS = re.compile(r"^(?:score|classifier|v_head|regression_head|reward_head)\.")
 _STACK = re.compile(r"^(.*?)layers\.\d+\.")
 _ROOTS = {
@@ -267,13 +273,21 @@ def report_unexpected(findings: Findings, file: str | None, names: list[str]) ->
     findings.add("weights.tensor_unexpected", file, message, fix)
 
 
-def check_plain_types(tensors: Mapping[str, Tensor], findings: Findings) -> None:
-    """Report weights of an unquantised model that aren't 16 or 32 bit floats."""
+def check_plain_types(tensors: Mapping[str, Tensor], findings: Findings, *, quantised: bool) -> None:
+    """Report tensors that must be 16 or 32 bit floats and aren't: all of a plain model's, only the norms of a quantised one."""
     by_file: dict[str, list[str]] = {}
     for name, tensor in tensors.items():
-        if name.endswith(".weight") and tensor.dtype not in FLOATS:
+        if tensor.dtype not in FLOATS and _is_float(name, tensor, quantised=quantised):
             by_file.setdefault(tensor.file, []).append(f"{name} ({tensor.dtype})")
     for file, names in by_file.items():
-        message = f"Weights of a type that an unquantised model doesn't have: {listed(names)}."
+        message = f"Tensors of a type that they can't have here: {listed(names)}."
         fix = "If the model is quantised, its config.json has lost quantization_config; fetch config.json again."
+        if quantised:
+            fix = "Norms are never quantised: fetch the file again, or take another checkpoint."
         findings.add("weights.dtype_unexpected", file, message, fix)
+
+
+def _is_float(name: str, tensor: Tensor, *, quantised: bool) -> bool:
+    if quantised:
+        return len(tensor.shape) == 1 and _NORMS.search(name) is not None
+    return _LEARNED.search(name) is not None and not _BUFFERS.search(name)

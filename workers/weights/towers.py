@@ -1,15 +1,17 @@
-"""The single tensors of vision towers: what stands outside of their layers and so can't be found by comparing layers.
+"""Vision towers that are known by name: what stands outside of their layers, and layers that are too few to compare.
 
 Only towers whose names are known are looked at, and only if some of their layers are there: a multimodal configuration may
 rightly stand beside the language model alone. Names were taken from what transformers 5.19 saves.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from workers.weights.findings import Findings
-from workers.weights.tensors import Weights, report_missing
+from workers.weights.layers import FEWEST_TOWER_LAYERS, Stack
+from workers.weights.tensors import Weights, report_missing, report_unexpected
 
 _LAYERS = re.compile(r"\.?(?:encoder\.layers|transformer\.layers|layers|blocks)$")
 _FORMS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")
@@ -66,13 +68,17 @@ _PROJECTORS: Mapping[str, tuple[str, ...]] = {
 """By the model's own `model_type`: what leads from the tower into the language model."""
 
 
-def check_towers(weights: Weights, findings: Findings, config: Mapping[str, Any], prefixes: Iterable[str]) -> None:
-    """Report lost single tensors of the towers whose stacks of layers have these `prefixes`."""
+def check_towers(weights: Weights, findings: Findings, config: Mapping[str, Any], towers: Iterable[Stack]) -> None:
+    """Report what the towers with these stacks of layers have lost: single tensors, and those of one layer."""
     vision = config.get("vision_config")
-    roots = {_LAYERS.sub("", prefix) for prefix in prefixes}
+    stacks = list(towers)
+    roots = {_LAYERS.sub("", stack.prefix) for stack in stacks}
     if not isinstance(vision, dict) or not roots or weights.lost:
         return
     kind = str(vision.get("model_type", "")).removesuffix("_vision")
+    if kind in _SINGLES:
+        for stack in stacks:
+            _compare_layers(stack, weights, findings)
     for root in sorted(roots):
         names = [f"{root}.{name}" for name in _expected(kind, vision, root, weights)]
         _report(weights, findings, [name for name in names if not _there(weights, name)])
@@ -83,6 +89,20 @@ def check_towers(weights: Weights, findings: Findings, config: Mapping[str, Any]
         ends = [above + name for name in projector if not any(_is_at(found, name) for found in weights.tensors)]
         if len(ends) < len(projector) or len(projector) == 1:
             _report(weights, findings, ends)
+
+
+def _compare_layers(stack: Stack, weights: Weights, findings: Findings) -> None:
+    """All layers of a known tower are built alike, so even two of them tell what one has lost."""
+    if len(stack.layers) >= FEWEST_TOWER_LAYERS:
+        return  # Compared with each other already, as every tower's are.
+    holders = Counter(suffix for suffixes in stack.layers.values() for suffix in suffixes)
+    alone = {suffix for suffix, count in holders.items() if count == 1 and len(stack.layers) > 2}
+    for number, suffixes in sorted(stack.layers.items()):
+        at = f"{stack.prefix}.{number}."
+        _report(weights, findings, [at + suffix for suffix in sorted(holders.keys() - alone - suffixes)])
+        strange = [at + suffix for suffix in sorted(alone & suffixes)]
+        if strange:
+            report_unexpected(findings, weights.file_of(strange[0]), strange)
 
 
 def _expected(kind: str, vision: Mapping[str, Any], root: str, weights: Weights) -> tuple[str, ...]:

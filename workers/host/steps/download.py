@@ -27,6 +27,7 @@ from workers.weights.hub_errors import (
     HubFileNotFoundError,
     TokenNeededError,
     UnauthorizedError,
+    as_sentence,
 )
 
 __all__ = ["Payload", "run"]
@@ -46,13 +47,13 @@ def run(context: StepContext, payload: Payload) -> DownloadResult:
     except HubError as error:
         if payload.giver:
             raise _giver_failure(context, payload, error) from error
-        raise StepFailedError(error.code, _sentence(error.message), next_step=error.next_step) from error
+        raise StepFailedError(error.code, as_sentence(error.message), next_step=error.next_step) from error
     except NotEnoughSpaceError as error:
         raise StepFailedError(
-            "disk.not_enough", _sentence(str(error)), next_step="Free space there, or choose fewer files; then retry."
+            "disk.not_enough", as_sentence(str(error)), next_step="Free space there, or choose fewer files; then retry."
         ) from error
     except UnsafePathError as error:
-        raise StepFailedError("path.unsafe", _sentence(str(error)), next_step="Look the model up again.") from error
+        raise StepFailedError("path.unsafe", as_sentence(str(error)), next_step="Look the model up again.") from error
     except OSError as error:
         raise _disk_failure(cache, error) from error
     return DownloadResult(
@@ -167,7 +168,7 @@ def _giver_failure(context: StepContext, payload: Payload, error: HubError) -> S
             f"{at} does not answer as {giver} would: {error.message}",
             error.next_step,
         )
-    return StepFailedError(code, _sentence(text), next_step=advice)
+    return StepFailedError(code, as_sentence(text), next_step=advice)
 
 
 def _disk_failure(cache: Path, error: OSError) -> StepFailedError:
@@ -176,7 +177,3 @@ def _disk_failure(cache: Path, error: OSError) -> StepFailedError:
         f"the hub cache {cache} can't be used: {error.strerror or error}",
         next_step="Check the directory's owner, its rights and the disk; then retry.",
     )
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
