@@ -111,10 +111,12 @@ def _offline(scene: Scene) -> Iterable[Reading]:
 
 def _disk(scene: Scene) -> Iterable[Reading]:
     for host in scene.hosts:
-        total, free = host.vitals.get("disk_total"), host.vitals.get("disk_free")
-        if host.is_online and total and free is not None:
+        disks = ((host.vitals.get("disk_total"), host.vitals.get("disk_free")), host.models_disk)
+        known = [(free / total, total, free) for total, free in disks if total and free is not None]
+        if host.is_online and known:
+            share, total, free = min(known)  # its models may lie on a disk of their own
             text = _("%(free)s of %(total)s are free.") % {"free": readable_bytes(free), "total": readable_bytes(total)}
-            yield about_host(host, free / total, text)
+            yield about_host(host, share, text)
 
 
 def _gpus(scene: Scene) -> Iterable[tuple[Host, Gpu]]:

@@ -45,7 +45,7 @@ def host_copies(request: HttpRequest, pk: int) -> HttpResponse:
     """All copies on a host: which revision, where, how large, verified when and how, used by what; and the disk."""
     host = policies.get(request.user, Host.objects.all(), Action.VIEW, pk=pk)
     copies = list(host.copies.exclude(state="removed").select_related(*RELATED).order_by("-size_bytes", "pk"))
-    total, free = host.vitals.get("disk_total"), host.vitals.get("disk_free")
+    total, free = host.models_disk
     context = {
         "host": host,
         "copies": shown_copies(copies),

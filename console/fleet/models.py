@@ -99,6 +99,15 @@ class Host(Owned, Stateful):
         return str(self.facts.get("address") or "127.0.0.1")
 
     @property
+    def models_disk(self) -> tuple[int | None, int | None]:
+        """Size and free bytes of the disk that models are fetched to; of an older agent: of the disk with its state."""
+        sizes: list[int | None] = []
+        for name in ("disk_total", "disk_free"):
+            size = self.vitals.get(f"models_{name}", self.vitals.get(name))
+            sizes.append(size if isinstance(size, int) else None)
+        return sizes[0], sizes[1]
+
+    @property
     def join_token_expired(self) -> bool:
         """True if a join command was made that nobody ran in time."""
         return (

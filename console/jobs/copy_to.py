@@ -103,7 +103,7 @@ def _shown_hosts(copy: Copy, hosts: list[Host], chosen: list[str]) -> list[Shown
         ShownHost(
             host,
             str(host.pk) in chosen or (len(left) == 1 and host.pk not in there),
-            host.vitals.get("disk_free"),
+            host.models_disk[1],
             there.get(host.pk),
         )
         for host in hosts

@@ -148,7 +148,7 @@ def _shown(
             ShownHost(
                 host,
                 str(host.pk) in hosts_chosen or len(rows) == 1,
-                host.vitals.get("disk_free"),
+                host.models_disk[1],
                 copies.get(host.pk),
             )
             for host in rows

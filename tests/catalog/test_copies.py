@@ -169,6 +169,16 @@ class TestPages:
             "Qwen3": 5, "other files": 35, "free": 60,
         }  # fmt: skip
 
+    def test_models_may_lie_on_a_disk_of_their_own(self, viewer: User, fetched: Copy) -> None:
+        Copy.objects.filter(pk=fetched.pk).update(size_bytes=5 << 30)
+        models = {"models_disk_total": 80 << 30, "models_disk_free": 70 << 30}
+        fetched.host.vitals = {"disk_total": 10 << 30, "disk_free": 1 << 30, **models}
+        fetched.host.save()
+        figure = signed_in(viewer).get(reverse("host_copies", args=[fetched.host_id])).context["figure"]
+        assert dict(zip(figure["data"][0]["y"], figure["data"][0]["x"], strict=True)) == {
+            "Qwen3": 5, "other files": 5, "free": 70,
+        }  # fmt: skip
+
 
 class TestUse:
     def test_a_copy_in_use_is_not_deleted_and_the_user_is_named(self, admin: User, fleet: Fleet) -> None:

@@ -1,9 +1,13 @@
 """`slipway verify`: exit codes, one JSON object on stdout, a report that a person can read."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -91,13 +95,37 @@ def test_a_defect_of_ours_still_gives_one_object(capsys, model, monkeypatch):
     assert (code, answer["findings"][0]["code"]) == (1, "verify.internal_error")
 
 
-def test_an_interruption_still_gives_one_object(capsys, model, monkeypatch):
-    def interrupt(*_arguments, **_options):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_ends_the_reading_at_once_and_still_gives_one_object(model, ending):
+    size = 200 << 30  # of nothing: reading it would take minutes
+    header = build.json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    for name in ("model.safetensors", "other.safetensors"):
+        (model / name).write_bytes(build.raw_safetensors(header))
+        os.truncate(model / name, len(header) + 8 + size)
+    command = [sys.executable, "-m", "workers.cli", "verify", str(model), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as verifying:
+        deadline = time.monotonic() + 60
+        while not _reads(verifying.pid, model):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        verifying.send_signal(ending)
+        began = time.monotonic()
+        answer, complaint = verifying.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    assert (verifying.returncode, complaint) == (130, b"")
+    assert [item["code"] for item in json.loads(answer)["findings"]] == ["verify.interrupted"]
 
-    monkeypatch.setattr("workers.commands.verify.verify_directory", interrupt)
-    code, answer = run_json(capsys, model)
-    assert (code, answer["ok"]) == (130, False)
+
+def _reads(pid, model):
+    with suppress(OSError):
+        return any(str(link.readlink()).startswith(str(model)) for link in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+def test_an_empty_path_is_none(capsys, monkeypatch, model):
+    monkeypatch.chdir(model)
+    code, answer = run_json(capsys, "")
+    assert (code, [item["code"] for item in answer["findings"]]) == (1, ["path.not_found"])
 
 
 def test_the_report_says_what_and_what_next(capsys, model):

@@ -5,8 +5,12 @@ Exit code 0: no error (warnings may be there); 1: at least one error; 2: the com
 
 import argparse
 import json
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from workers.weights.digests import ChecksumFileError, Expected, read_checksum_file
@@ -45,14 +49,15 @@ def run(options: argparse.Namespace) -> int:
         _print_failure(options, Finding("checksum.file_invalid", Severity.ERROR, None, f"{error}.", fix))
         return _EXIT_USAGE
     try:
-        verification = verify_directory(
-            options.path,
-            checksums=checksums,
-            hash_files=not options.fast,
-            read_values=options.values,
-            supported_architectures=architectures,
-            progress=_Progress() if sys.stderr.isatty() else None,
-        )
+        with _terminated_as_interrupted():
+            verification = verify_directory(
+                options.path,
+                checksums=checksums,
+                hash_files=not options.fast,
+                read_values=options.values,
+                supported_architectures=architectures,
+                progress=_Progress() if sys.stderr.isatty() else None,
+            )
     except KeyboardInterrupt:
         message = "The verification was interrupted; the model was not proven sound."
         _print_failure(options, Finding("verify.interrupted", Severity.ERROR, None, message, "Run it again."))
@@ -67,6 +72,19 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print_report(verification)
     return _EXIT_OK if verification.ok else _EXIT_ERRORS
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends the verification as Ctrl-C does: with its one object on stdout."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _checksums(file: str) -> list[Expected]:

@@ -5,6 +5,7 @@ import platform
 import shutil
 import socket
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,6 +21,7 @@ from workers.host.watcher_process import FACTS_FILE
 from workers.host_config import HostConfig
 from workers.host_facts import Cpu, Gpu, GpuReading, HostFacts, Live
 from workers.sealing import public_key_of
+from workers.weights.download_cache import hub_cache_of
 
 _NAME_LENGTH = 120
 _UUID_LENGTH = 80
@@ -76,6 +78,7 @@ def vitals(config: HostConfig, live: Live | None = None) -> dict[str, Any]:
     """How the host is now. Bytes, fractions 0 to 1, and the load average of the last minute."""
     memory = psutil.virtual_memory()
     disk = shutil.disk_usage(config.state_dir)
+    models = shutil.disk_usage(_existing(hub_cache_of(config.models_dir)))
     gpus = live.gpus.gpus if live is not None else []
     return {
         "cpu_used": psutil.cpu_percent() / 100,
@@ -84,8 +87,16 @@ def vitals(config: HostConfig, live: Live | None = None) -> dict[str, Any]:
         "memory_available": memory.available,
         "disk_total": disk.total,
         "disk_free": disk.free,
+        # Often a disk of its own; the one above holds logs and engines.
+        "models_disk_total": models.total,
+        "models_disk_free": models.free,
         "gpus": [{"uuid": gpu.uuid, "memory_free": gpu.memory_free, "memory_total": gpu.memory_total} for gpu in gpus],
     } | ({"live": live.model_dump(mode="json", exclude_defaults=True)} if live is not None else {})
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there already: both will be on the same disk."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def _cpu(cpu: Cpu) -> DeviceFacts:

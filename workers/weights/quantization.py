@@ -14,7 +14,7 @@ Shapes follow what vLLM 0.32 loads; `out` and `in` are those of the unquantised 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from workers.weights.expectations import Shape
@@ -29,6 +29,20 @@ _FIX_SCALE = "Fetch the checkpoint again; without the right scale the layer's an
 # Methods whose storage form is not checked here: their tools write many forms, or the engine quantises at load.
 _UNCHECKED = frozenset({"bitsandbytes", "torchao", "quark", "inc", "online", "experts_int8", "hqq", "gguf", "humming"})
 _CHECKED = frozenset({"awq", "gptq", "fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "mxfp4"})
+# What tools of the checked methods, and bitsandbytes, store under these names; anything else was converted by mistake.
+_STORED_TYPES = {
+    "weight": FLOATS | _F8 | {"I8", "U8", "F4"},
+    "qweight": frozenset({"I32", "U32"}),
+    "qzeros": frozenset({"I32", "U32"}),
+    "g_idx": frozenset({"I32", "I64"}),
+    "weight_packed": frozenset({"I32", "U32", "U8", "F4"}),
+}
+_COMPRESSED_FORMS = {
+    (8, "float"): _F8,
+    (8, "int"): frozenset({"I8", "weight_packed"}),
+    (4, "int"): frozenset({"I8", "weight_packed"}),
+    (4, "float"): frozenset({"weight_packed of bytes"}),
+}
 _FUSED = re.compile(r"(?:qkv_proj|gate_up_proj|in_proj_\w+|query_key_value|Wqkv|qkv)$")
 
 
@@ -45,6 +59,8 @@ _PACKING = ("awq", "gptq", "compressed-tensors", "modelopt")
 def logical_shape(scheme: Scheme | None, name: str, tensor: Tensor) -> Shape | None:
     """The [out, in] shape of a stored weight, or None where the stored form doesn't tell."""
     sizes = tensor.shape
+    if scheme is not None and scheme.method == "bitsandbytes" and len(sizes) == 2 and sizes[-1] == 1:
+        return None  # packed into one column, which may be called bfloat16 (bnb_4bit_quant_storage)
     if tensor.dtype in FLOATS | _F8 | {"I8"}:
         return sizes
     if len(sizes) == 3 and sizes[-1] == 1 and scheme is not None and scheme.method in _PACKING:
@@ -81,6 +97,9 @@ def check_quantisation(scheme: Scheme | None, weights: Weights, findings: Findin
     problems = check.problems
     if scheme.method in _CHECKED:
         problems += _forgotten(scheme, weights)
+    if scheme.method in _CHECKED | {"bitsandbytes"}:
+        problems += _mistyped(weights)
+        problems += _other_forms(scheme, {form for _, form in stored})
     _report(problems, findings)
 
 
@@ -89,7 +108,8 @@ def _stored_forms(weights: Weights) -> list[tuple[str, str]]:
     found = []
     for name, tensor in weights.tensors.items():
         if name.endswith((".qweight", ".weight_packed")):
-            found.append((name, name.rpartition(".")[2]))
+            form = name.rpartition(".")[2]
+            found.append((name, f"{form} of bytes" if tensor.dtype == "U8" else form))
         elif name.endswith("_blocks") and tensor.dtype == "U8":
             found.append((name, "MXFP4 blocks"))
         elif tensor.dtype in _F8 | {"I8", "U8", "F4"} and _is_weight(name):
@@ -307,6 +327,44 @@ def _forgotten(scheme: Scheme, weights: Weights) -> list[_Problem]:
                 text = f"{printable(name)} is {tensor.dtype}, though the same weight of other layers is quantised"
                 problems.append(_Problem("weights.dtype_unexpected", tensor.file, text))
     return problems
+
+
+def _other_forms(scheme: Scheme, stored: set[str]) -> Iterator[_Problem]:
+    """All weights are stored in forms that belong to another method than the one that is named."""
+    expected = _expected_forms(scheme)
+    if expected and stored and not expected & stored:
+        said = f"{scheme.default.bits}-bit {scheme.method}" if scheme.default.bits else scheme.method
+        text = f"says {said}, but the weights are stored as {', '.join(sorted(stored))}"
+        yield _Problem("quantization.config_conflict", scheme.file, text)
+
+
+def _expected_forms(scheme: Scheme) -> set[str]:
+    """Forms (as `_stored_forms` names them) in which a method's weights can lie; empty: any."""
+    if scheme.method in {"awq", "gptq"}:
+        return {"qweight"}
+    if scheme.method in {"fp8", "fbgemm_fp8"}:
+        return set(_F8)
+    if scheme.method == "bitsandbytes":
+        return {"I8"} if scheme.default.bits == 8 else {"U8"}
+    if scheme.method == "modelopt":
+        return {"nvfp4": {"U8", *_F8}, "fp8": set(_F8)}.get(scheme.default.format, set())
+    if scheme.method != "compressed-tensors":
+        return set()
+    forms: set[str] = set()
+    for how in [scheme.default, *(how for _, how in scheme.groups)]:
+        if (how.bits, how.kind) not in _COMPRESSED_FORMS:
+            return set()
+        forms |= _COMPRESSED_FORMS[how.bits, how.kind]
+    return forms
+
+
+def _mistyped(weights: Weights) -> Iterator[_Problem]:
+    """Weights and packed numbers in a type that no tool stores them in, whatever the scheme."""
+    for name, tensor in weights.tensors.items():
+        wanted = _STORED_TYPES.get(name.rpartition(".")[2])
+        if wanted is not None and tensor.dtype not in wanted:
+            text = f"{printable(name)} is {tensor.dtype}, a type that no weight has in a quantised model"
+            yield _Problem("weights.dtype_unexpected", tensor.file, text)
 
 
 def _report(problems: Iterable[_Problem], findings: Findings) -> None:

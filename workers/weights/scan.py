@@ -79,19 +79,33 @@ def scan_files(jobs: list[Job], *, progress: Progress | None = None) -> dict[str
         scans = [_scan(job, meter) for job in ordered]
     else:
         with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
-            scans = list(pool.map(lambda job: _scan(job, meter), ordered))
+            try:
+                scans = list(pool.map(lambda job: _scan(job, meter), ordered))
+            except BaseException:
+                meter.stop()  # Ctrl-C: nobody waits for the rest of a shard of many gigabytes.
+                raise
     return {scan.entry.name: scan for scan in scans}
 
 
+class _StoppedError(Exception):
+    """The verification was given up while files were being read."""
+
+
 class _Meter:
-    """Adds up what all threads have read."""
+    """Adds up what all threads have read, and ends them when nobody wants to know any more."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._total, self._progress = total, progress
         self._done = 0
         self._lock = threading.Lock()
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
 
     def add(self, count: int, file: str) -> None:
+        if self._stopped:
+            raise _StoppedError
         if self._progress is None:
             return
         with self._lock:

@@ -90,7 +90,9 @@ def verify_directory(
     """
     started = time.monotonic()
     root, findings = Path(path), Findings()
-    if not check_path(root, findings):
+    if not os.fspath(path):
+        findings.add("path.not_found", None, "The path is empty.", "Give the model directory's path.")
+    if findings.has("path.not_found") or not check_path(root, findings):
         summary = _summary(findings, started, hashed=False)
         return Verification(str(path), findings.sorted(), summary)
     layout = read_layout(root, findings)
