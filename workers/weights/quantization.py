@@ -14,7 +14,7 @@ Shapes follow what vLLM 0.32 loads; `out` and `in` are those of the unquantised 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from workers.weights.expectations import Shape
@@ -37,7 +37,7 @@ _STORED_TYPES = {
     "g_idx": frozenset({"I32", "I64"}),
     "weight_packed": frozenset({"I32", "U32", "U8", "F4"}),
 }
-_COMPRESSED_FORMS = {
+_COMPRESSED_FORMS: Mapping[tuple[int | None, str], frozenset[str]] = {
     (8, "float"): _F8,
     (8, "int"): frozenset({"I8", "weight_packed"}),
     (4, "int"): frozenset({"I8", "weight_packed"}),
