@@ -1,5 +1,6 @@
-"""`python -m bench [NAME…]`: all measurements, or those named (arguments, pages, lines, …)."""
+"""`python -m bench [--seconds N] [NAME…]`: all measurements, or those named (arguments, pages, lines, …)."""
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,15 +24,20 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
 }
 
 
-def main(names: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Measure, print, write; 1 if a promise is broken."""
+    parser = argparse.ArgumentParser(prog="bench")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MEASUREMENTS)}; all by default")
+    parser.add_argument("--seconds", type=int, default=60, help="how long hundreds of engines are watched (telemetry)")
+    given = parser.parse_args(words)
+    names: list[str] = given.names
     unknown = [name for name in names if name not in MEASUREMENTS]
     if unknown:
         print(f"bench: no measurement is called {unknown[0]}; there are {', '.join(MEASUREMENTS)}", file=sys.stderr)
         return 2
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
-        bench = Bench(LiveConsole(Path(folder)))
+        bench = Bench(LiveConsole(Path(folder)), given.seconds)
         try:
             bench.prepare()
             for name in names or MEASUREMENTS:

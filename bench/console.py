@@ -16,6 +16,8 @@ class Bench:
     """The console and what measurements do with it."""
 
     console: LiveConsole
+    seconds: int = 60
+    """How long hundreds of engines are watched."""
 
     @property
     def engine(self) -> Path:

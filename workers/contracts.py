@@ -606,6 +606,8 @@ class InstanceSample(Message):
     finished: dict[str, float] = {}
     admission_rejections: dict[str, float] = {}
     histograms: dict[str, HistogramSample] = {}
+    own_since: float | None = None
+    """Since this `taken_at` only Slipway's own requests were counted: validation, warm-up, a probe. 0: since the start."""
 
 
 class MetricsBatch(Message):

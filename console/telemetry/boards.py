@@ -1,8 +1,8 @@
 """A deployment's board of charts as data: lines, totals of the range, marks of what happened, and why a chart is empty."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from django.utils import timezone
@@ -10,21 +10,16 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from console.common.models import StateChange
 from console.deployments.models import Deployment, Instance
-from console.telemetry import history
-from console.telemetry.columns import Columns
+from console.telemetry import history, kv_pools, marks
+from console.telemetry.columns import MAX, Columns
 from console.telemetry.history import Span
+from console.telemetry.marks import MARKED, About
 from console.telemetry.measures import CHARTS, Chart, Totals, Values, lines_of, totals
 
-MOST_MARKS = 60
 MOST_APART = 8
 """So many instances are drawn apart; colours beyond could not be told from each other."""
 WEEK_SECONDS = 7 * 86_400
-MARKED = {
-    "deployments.deployment": ("deploying", "serving", "degraded", "failed", "stopped"),
-    "deployments.instance": ("restarting", "crashed", "unhealthy"),
-}
 RANGES = (900, 3600, 6 * 3600, 86_400, WEEK_SECONDS, history.LONGEST_SECONDS)
 
 
@@ -37,6 +32,8 @@ class Board:
     apart: bool = False
     compared: Deployment | None = None
     """Another deployment, or the same one: a week earlier."""
+    shared: bool = False
+    """Looked at by someone without an account: what is about hosts is left out, and nothing links further."""
 
 
 def described(charts: Sequence[Chart]) -> list[dict[str, Any]]:
@@ -61,7 +58,7 @@ def instances_of(deployment: Deployment) -> list[Instance]:
 def board(asked: Board) -> dict[str, Any]:
     """Everything that the page draws."""
     instances = instances_of(asked.deployment)
-    columns = history.read(instances, asked.span)
+    columns = read(instances, asked.span)
     parts = list(columns.values())
     moments = history.moments(parts, asked.span)
     groups = _groups(instances, columns, moments, asked)
@@ -70,10 +67,19 @@ def board(asked: Board) -> dict[str, Any]:
         "t": [moment * 1000 for moment in moments],
         "groups": groups,
         "compared": _compared(asked),
-        "totals": _figures(totals(parts), asked.span),
-        "marks": marks(asked.deployment, instances, asked.span),
+        "totals": [*_figures(totals(parts), asked.span), _kv_figure(parts)],
+        "marks": marks_of(asked.deployment, instances, asked.span, shared=asked.shared),
         "empty": _reasons(asked, instances, columns, groups),
     }
+
+
+def read(instances: Sequence[Instance], span: Span) -> dict[int, Columns]:
+    """What is kept of a range, with the KV cache's size beside it; by the instances' primary keys."""
+    columns = history.read(instances, span)
+    pools = kv_pools.pools_of(instances)
+    for key, part in columns.items():
+        kv_pools.lay_beside(part, pools.get(key, ()))
+    return columns
 
 
 def _groups(
@@ -108,7 +114,7 @@ def _compared(asked: Board) -> dict[str, Any] | None:
     shift = WEEK_SECONDS if earlier else 0
     step = max(asked.span.step, 60) if earlier else asked.span.step
     span = replace(asked.span, first=(asked.span.first - shift) // step * step, end=asked.span.end - shift, step=step)
-    parts = list(history.read(instances_of(asked.compared), span).values())
+    parts = list(read(instances_of(asked.compared), span).values())
     moments = history.moments(parts, span)
     values = _values(parts, moments, span)
     mains = {chart.main for chart in CHARTS}
@@ -133,6 +139,30 @@ def _figures(whole: Totals, span: Span) -> list[dict[str, Any]]:
         _latency(_("Between tokens, p95"), whole, "inter_token_latency"),
         _latency(_("Whole request, p95"), whole, "e2e_latency"),
     ]
+
+
+def _kv_figure(parts: Sequence[Columns]) -> dict[str, Any]:
+    """How full the fullest KV cache has been, of what it has and of what had been planned for it."""
+    used = [(share, part, at) for part in parts for at, share in enumerate(part.column(f"{MAX}kv_cache_usage"))]
+    highest, part, at = max((one for one in used if one[0] == one[0]), key=lambda one: one[0], default=(None, None, 0))
+    pool, planned = (_known(part, at, name) for name in (kv_pools.POOL, kv_pools.PLANNED))
+    note = ""
+    if highest is not None and pool is not None:
+        note = _("%(used)s of %(pool)s tokens") % {"used": count(highest * pool), "pool": count(pool)}
+        note += _("; planned %s") % count(planned) if planned is not None else ""
+    value = "–" if highest is None else f"{number_format(highest * 100, decimal_pos=0 if highest >= 0.1 else 1)} %"
+    return {
+        "key": "kv_cache_usage.max",
+        "name": _("KV cache, fullest"),
+        "value": value,
+        "note": note,
+        "number": highest,
+    }
+
+
+def _known(part: Columns | None, at: int, name: str) -> float | None:
+    value = part.column(name)[at] if part is not None else math.nan
+    return None if math.isnan(value) else value
 
 
 def _trouble(failed: float, rejected: float) -> str:
@@ -178,32 +208,16 @@ def seconds(value: float | None) -> str:
     return _("%s s") % number_format(value, decimal_pos=2)
 
 
-def marks(deployment: Deployment, instances: Sequence[Instance], span: Span) -> list[dict[str, Any]]:
-    """Deploys, restarts and failures in the range."""
-    numbers = {instance.pk: instance.number for instance in instances}
-    began, ended = (datetime.fromtimestamp(moment, tz=UTC) for moment in (span.first, span.end + 1))
-    rows: list[StateChange] = []
-    for kind, states in MARKED.items():
-        keys = [deployment.pk] if kind == "deployments.deployment" else list(numbers)
-        changes = StateChange.objects.filter(kind=kind, object_id__in=keys, after__in=states)
-        rows += changes.filter(at__gte=began, at__lte=ended).order_by("-at")[:MOST_MARKS]
-    rows.sort(key=lambda row: row.at)
-    return [
-        {
-            "t": int(row.at.timestamp() * 1000),
-            "kind": row.after,
-            "text": _mark_text(row, numbers),
-        }
-        for row in rows[-MOST_MARKS:]
-    ]
-
-
-def _mark_text(row: StateChange, numbers: Mapping[int, int]) -> str:
-    from console.common.states import LOOKS
-
-    word = str(LOOKS[row.after].word)
-    who = f"#{numbers[row.object_id]} " if row.kind == "deployments.instance" else ""
-    return f"{who}{word}" + (f": {row.reason[:120]}" if row.reason else "")
+def marks_of(
+    deployment: Deployment, instances: Sequence[Instance], span: Span, *, shared: bool
+) -> list[dict[str, Any]]:
+    """Deploys, restarts, failures and alerts in the range; on a shared board without what is about whole hosts."""
+    numbers = {instance.pk: f"#{instance.number}" for instance in instances}
+    names = {"deployments.deployment": {deployment.pk: ""}, "deployments.instance": numbers}
+    found = [mark for kind, of in names.items() for mark in marks.moves(kind, of, MARKED[kind], span.first, span.end)]
+    hosts = () if shared else {instance.host_id for instance in instances if instance.state != "stopped"}
+    alerts = marks.contributed(About((deployment.pk,), hosts), span.first, span.end)
+    return marks.drawn([*found, *(replace(one, url="") if shared else one for one in alerts)])
 
 
 def _reasons(
@@ -229,6 +243,8 @@ def _reason(chart: Chart, asked: Board, instances: Sequence[Instance], columns: 
     if not any(chart.needs in part.values for part in columns.values()):
         if chart.id == "speculation":
             return _("Speculative decoding is not in use.")
+        if chart.id == "kv_plan":
+            return _("No start has told the size of its KV cache yet.")
         engines = sorted({instance.spec.engine.version for instance in instances if instance.pk in columns})
         return _("vLLM %(version)s has no such metric.") % {"version": ", ".join(engines)}
     return _("No requests in this range yet.")

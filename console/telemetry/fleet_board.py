@@ -5,7 +5,6 @@ instances' own history for a screen that hangs on a wall would cost seconds.
 """
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,22 +16,22 @@ from redis import Redis
 
 from console.access import policies
 from console.access.models import User
-from console.common.broker import connection
 from console.common.states import LOOKS, Look
 from console.deployments import current
 from console.deployments.current import Current
 from console.deployments.models import Deployment, Instance
 from console.fleet.models import Device, Host
 from console.fleet.presentation import Memory, is_removed, memory
+from console.telemetry import marks
 from console.telemetry.boards import count, seconds
+from console.telemetry.marks import MARKED, About
 from console.telemetry.measures import Chart, Line
+from console.telemetry.windows import Window
 
 STREAM = "console:metrics:fleet"
 EVERY_SECONDS = 10
 LENGTH = 8_640
 """Entries of the stream: a day."""
-RANGES = {900: "15 min", 3600: "1 h", 21_600: "6 h", 86_400: "24 h"}
-MOST_POINTS = 400
 MOST_APART = 8
 WORST = 5
 _FIELDS = ("generation_tokens", "prompt_tokens", "requests", "errors", "running", "waiting", "kv_usage")
@@ -119,30 +118,32 @@ def record(redis: "Redis", deployments: Mapping[int, Sequence[Current]]) -> None
         redis.xadd(STREAM, {"d": json.dumps(content, separators=(",", ":"))}, maxlen=LENGTH, approximate=True)
 
 
-def board(user: User, *, range_seconds: int, apart: bool) -> dict[str, Any]:
+def board(user: User, window: Window, *, apart: bool) -> dict[str, Any]:
     """The lines of the fleet's charts, in the form of a deployment's board."""
     names = dict(policies.visible(user, Deployment.objects.all()).values_list("pk", "name"))
-    now = time.time()
-    entries: Any = connection().xrange(STREAM, str(int((now - range_seconds) * 1000)), "+")
-    step = max(EVERY_SECONDS, -(-range_seconds // MOST_POINTS // EVERY_SECONDS) * EVERY_SECONDS)
-    slots: dict[int, list[Mapping[str, list[float | None]]]] = {}
-    for entry, fields in entries:
-        moment = int(entry.partition("-")[0]) // 1000
-        mine = {key: values for key, values in json.loads(fields["d"]).items() if int(key) in names}
-        slots.setdefault(moment - moment % step, []).append(mine)
+    entries = (
+        (moment, {key: values for key, values in content.items() if int(key) in names})
+        for moment, content in window.read(STREAM)
+    )
+    slots = window.slots(entries, every=EVERY_SECONDS)
     moments = sorted(slots)
     groups = _apart(slots, moments, names) if apart else [_group("all", "", [_whole(slots[one]) for one in moments])]
     values = [value for group in groups for line in group["values"].values() for value in line]
     reason = "" if any(value is not None for value in values) else _("No engine has told anything in this range.")
-    return {
-        "span": {"first": int(now - range_seconds), "end": int(now), "step": step},
-        "t": [moment * 1000 for moment in moments],
-        "groups": groups,
-        "compared": None,
-        "totals": [],
-        "marks": [],
-        "empty": {chart.id: reason for chart in CHARTS} if reason else {},
-    }
+    return window.board(
+        step=window.step(EVERY_SECONDS),
+        moments=moments,
+        groups=groups,
+        marks=_marks(user, names, window),
+        empty={chart.id: reason for chart in CHARTS} if reason else {},
+    )
+
+
+def _marks(user: User, names: Mapping[int, str], window: Window) -> list[dict[str, Any]]:
+    """How deployments came and went, and what was alerted about."""
+    moves = marks.moves("deployments.deployment", names, MARKED["deployments.deployment"], window.first, window.end)
+    hosts = policies.visible(user, Host.objects.all()).values_list("pk", flat=True)
+    return marks.drawn([*moves, *marks.contributed(About(names, tuple(hosts)), window.first, window.end)])
 
 
 def _apart(

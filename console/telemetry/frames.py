@@ -72,6 +72,17 @@ def frame_between(earlier: MetricsSample, later: MetricsSample) -> Frame | None:
     )
 
 
+def without_requests(frame: Frame) -> Frame:
+    """The same span as if nobody had asked anything: for Slipway's own requests, which are nobody's load."""
+    return Frame(
+        seconds=frame.seconds,
+        restarted=frame.restarted,
+        now={**frame.now, **{name: 0.0 for name in ("requests_running", "requests_waiting") if name in frame.now}},
+        grown=dict.fromkeys(frame.grown, 0.0),
+        histograms={name: Window(window.bounds, 0.0, {}) for name, window in frame.histograms.items()},
+    )
+
+
 @cache
 def bounds_id(bounds: tuple[float, ...]) -> str:
     """Short name of a histogram's bounds."""

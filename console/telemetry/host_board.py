@@ -1,11 +1,11 @@
-"""A host and its devices over the last day: memory by owner, load, power, temperature, clocks, disk.
+"""A host and its devices over the last day: memory by owner, load, power, temperature, clocks, Xid errors, disk, network.
 
 Each sign of life (every five seconds) leaves one entry in the host's stream; what is shown is the mean of its slots.
 """
 
 import json
-import time
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,20 +14,25 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from redis import Redis
 
-from console.common.broker import connection
-from console.common.models import StateChange
 from console.deployments.models import Instance
 from console.fleet.models import Host
+from console.telemetry import marks
+from console.telemetry.marks import About, Mark
 from console.telemetry.measures import Chart, Line
-from workers.host_facts import Gpu, live_of
+from console.telemetry.windows import Window
+from workers.host_facts import Gpu, facts_of, live_of
 
 LENGTH = 17_280
 """Entries of the stream: a day."""
-RANGES = {900: "15 min", 3600: "1 h", 21_600: "6 h", 86_400: "24 h"}
-MOST_POINTS = 400
 EVERY_SECONDS = 5
 GONE_AFTER_SECONDS = 2 * 86_400
 GIB = 1 << 30
+COUNTED = "counted."
+"""Prefix of what a host counts since its start, and of when (`counted.at`, seconds on its steady clock)."""
+DIRECTIONS = ("received", "sent")
+MOST_BETWEEN_SECONDS = 60.0
+"""Over a longer silence a mean would look like a measurement."""
+MARKED = ("ready", "restarting", "unhealthy", "stopped", "crashed")
 
 
 def stream(host: int) -> str:
@@ -51,6 +56,7 @@ def readings(vitals: Mapping[str, Any]) -> dict[str, float]:
         "cpu": vitals.get("cpu_used"),
         "load": vitals.get("load_1m"),
         "disk": (disk_total - disk_free) / GIB if disk_total and disk_free is not None else None,
+        **_network(vitals.get("network")),
     }
     live = live_of(vitals)
     ours = sum(process.memory or 0 for process in live.processes) if live else 0
@@ -59,6 +65,26 @@ def readings(vitals: Mapping[str, Any]) -> dict[str, float]:
     for gpu in live.gpus.gpus if live else ():
         found |= {f"gpu{gpu.index}.{name}": value for name, value in _gpu(gpu).items()}
     return {key: round(float(value), 4) for key, value in found.items() if value is not None}
+
+
+def _network(told: object) -> dict[str, float]:
+    """The counters as the host has them; `rates` makes growth of them."""
+    if not isinstance(told, dict):
+        return {}
+    return {f"{COUNTED}{name}": value for name, value in told.items() if isinstance(value, int | float)}
+
+
+def rates(earlier: Mapping[str, float], later: Mapping[str, float]) -> dict[str, float]:
+    """Bytes per second between two entries, by the host's own steady clock; nothing over a gap or a host's restart."""
+    passed = later.get(f"{COUNTED}at", math.nan) - earlier.get(f"{COUNTED}at", math.nan)
+    if not 0 < passed <= MOST_BETWEEN_SECONDS:
+        return {}
+    grown = {name: (later.get(COUNTED + name), earlier.get(COUNTED + name)) for name in DIRECTIONS}
+    return {
+        f"network.{name}": (now - before) / passed
+        for name, (now, before) in grown.items()
+        if now is not None and before is not None and now >= before
+    }
 
 
 def _gpu(gpu: Gpu) -> dict[str, float | None]:
@@ -93,8 +119,20 @@ def charts(host: Host) -> tuple[Chart, ...]:
             "memory.engines",
             "",
         ),
-        Chart("load", gettext_lazy("Load, one minute"), "requests", (Line("load", gettext_lazy("load")),), "load", ""),
+        Chart("load", gettext_lazy("Load, one minute"), "load", (Line("load", gettext_lazy("load")),), "load", ""),
         Chart("disk", gettext_lazy("Disk in use"), "GiB", (Line("disk", gettext_lazy("in use")),), "disk", ""),
+        Chart(
+            "network",
+            gettext_lazy("Network"),
+            "bytes/s",
+            (
+                Line("network.received", gettext_lazy("received")),
+                Line("network.sent", gettext_lazy("sent"), "calm"),
+            ),
+            "network.received",
+            "",
+            gettext_lazy("Over all interfaces that are no loopback; of a machine of its own, its physical ones."),
+        ),
     )
     return (*own, *(chart for device in gpus for chart in _gpu_charts(device.index)))
 
@@ -121,32 +159,32 @@ def _gpu_charts(index: int) -> tuple[Chart, ...]:
     )
 
 
-def board(host: Host, *, range_seconds: int) -> dict[str, Any]:
+def board(host: Host, window: Window) -> dict[str, Any]:
     """The lines of a host's charts, in the form of a deployment's board."""
-    now = time.time()
-    entries: Any = connection().xrange(stream(host.pk), str(int((now - range_seconds) * 1000)), "+")
-    step = max(EVERY_SECONDS, -(-range_seconds // MOST_POINTS // EVERY_SECONDS) * EVERY_SECONDS)
-    slots: dict[int, list[Mapping[str, float]]] = {}
-    for entry, fields in entries:
-        moment = int(entry.partition("-")[0]) // 1000
-        slots.setdefault(moment - moment % step, []).append(json.loads(fields["d"]))
-    moments = _with_gaps(sorted(slots), step)
+    slots = window.slots(_entries(host, window), every=EVERY_SECONDS)
+    moments = _with_gaps(sorted(slots), window.step(EVERY_SECONDS))
     shown = charts(host)
     keys = [line.key for chart in shown for line in chart.lines]
     values = {key: [_mean(slots.get(moment, ()), key) for moment in moments] for key in keys}
-    return {
-        "span": {"first": int(now - range_seconds), "end": int(now), "step": step},
-        "t": [moment * 1000 for moment in moments],
-        "groups": [{"key": "all", "name": "", "values": values}],
-        "compared": None,
-        "totals": [],
-        "marks": _marks(host, now - range_seconds),
-        "empty": {
-            chart.id: _reason(host, bool(slots))
+    return window.board(
+        step=window.step(EVERY_SECONDS),
+        moments=moments,
+        groups=[{"key": "all", "name": "", "values": values}],
+        marks=_marks(host, window),
+        empty={
+            chart.id: _reason(host, told=bool(slots))
             for chart in shown
             if all(value is None for line in chart.lines for value in values[line.key])
         },
-    }
+    )
+
+
+def _entries(host: Host, window: Window) -> Iterable[tuple[int, Mapping[str, float]]]:
+    """What each sign of life said, with the rates since the one before."""
+    before: Mapping[str, float] = {}
+    for moment, content in window.read(stream(host.pk)):
+        yield moment, content | rates(before, content)
+        before = content
 
 
 def _with_gaps(starts: Sequence[int], step: int) -> list[int]:
@@ -164,22 +202,32 @@ def _mean(parts: Sequence[Mapping[str, float]], key: str) -> float | None:
     return float(f"{sum(known) / len(known):.5g}") if known else None
 
 
-def _marks(host: Host, first: float) -> list[dict[str, Any]]:
-    """Starts and ends of instances here."""
+def _marks(host: Host, window: Window) -> list[dict[str, Any]]:
+    """Starts and ends of instances here, alerts about the host or what runs on it, errors that its driver reported."""
     names = {instance.pk: str(instance) for instance in Instance.objects.filter(host=host).select_related("deployment")}
-    changes = StateChange.objects.filter(
-        kind="deployments.instance",
-        object_id__in=names,
-        after__in=("ready", "stopped", "crashed"),
-        at__gte=datetime.fromtimestamp(first, tz=UTC),
-    )
+    first, end = window.first, window.end
+    moves = marks.moves("deployments.instance", names, MARKED, first, end)
+    alerts = marks.contributed(About(hosts=(host.pk,)), first, end)
+    return marks.drawn([*moves, *alerts, *_xids(host, first, end)])
+
+
+def _xids(host: Host, first: float, end: float) -> list[Mark]:
+    """Xid errors of the range; the host's clock wrote them, its measured skew is taken off."""
+    facts = facts_of(host.facts)
+    skew = host.clock_skew_seconds or 0.0
     return [
-        {"t": int(row.at.timestamp() * 1000), "kind": row.after, "text": f"{names[row.object_id]} {row.after}"}
-        for row in changes.order_by("-at")[:60]
+        Mark(
+            datetime.fromtimestamp(event.at - skew, tz=UTC),
+            "xid",
+            f"Xid {event.code} {event.bus_id}: {event.text}",
+            "bad",
+        )
+        for event in (facts.xid.events if facts else ())
+        if first <= event.at - skew <= end
     ]
 
 
-def _reason(host: Host, told: bool) -> str:  # noqa: FBT001 - one word at its only call
+def _reason(host: Host, *, told: bool) -> str:
     if host.last_seen_at is None:
         return _("This host has not joined yet.")
     if told:

@@ -15,7 +15,7 @@ from console.deployments.models import Instance
 from console.fleet import services as fleet
 from console.fleet.models import Host
 from console.telemetry import fleet_board
-from console.telemetry.frames import FINISHED, Frame, frame_between
+from console.telemetry.frames import FINISHED, Frame, frame_between, without_requests
 from console.telemetry.rings import New, Rings, milliseconds
 from workers.contracts import InstanceSample, MetricsBatch
 from workers.vllm.histograms import Histogram, added
@@ -128,8 +128,11 @@ class Intake:
         if before is not None and milliseconds(before[0]) > milliseconds(entry):
             return None
         self._last[message.instance] = (entry, sample)
-        # A first sample says what was counted since the start of the engine, but not when.
-        return frame_between(before[1], sample) if before is not None else None
+        if before is None:
+            return None  # a first sample says what was counted since the start of the engine, but not when
+        frame = frame_between(before[1], sample)
+        own = message.own_since is not None and before[1].taken_at >= message.own_since
+        return without_requests(frame) if frame is not None and own else frame
 
     def _is_own(self, host: Host, message: InstanceSample) -> bool:
         owner = self._owner(message.instance)

@@ -95,7 +95,9 @@ class LiveFrames:
                     answer: Any = await client.xread({LIVE: last}, count=500, block=_BLOCK_MILLISECONDS)
                     for _stream, entries in answer or []:
                         last = entries[-1][0]
-                        self._take(frame for _entry, fields in entries for frame in rings.announced(fields))
+                        self._take(
+                            frame for _entry, fields in entries for frame in rings.announced(fields, self._watched)
+                        )
             except (RedisError, OSError) as error:
                 log.warning("live metrics wait for the broker", error=str(error))
             finally:

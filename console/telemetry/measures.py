@@ -34,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart. `unit`: seconds, tokens/s, requests/s, share or requests. `needs`: columns that a version must tell."""
+    """A chart. `unit`: seconds, tokens, tokens/s, requests/s, share or requests. `needs`: columns that a version must tell."""
 
     id: str
     title: str | Promise
@@ -81,6 +81,19 @@ CHARTS: tuple[Chart, ...] = (
         "kv_cache_usage",
         f"{NOW}kv_cache_usage",
         _("The highest share of the slot; of several instances, the fullest."),
+    ),
+    Chart(
+        "kv_plan",
+        _("KV cache against plan"),
+        "tokens",
+        (
+            Line("kv_used_tokens", _("in use")),
+            Line("kv_pool_tokens", _("there is"), "calm"),
+            Line("kv_planned_tokens", _("planned"), "warn"),
+        ),
+        "kv_used_tokens",
+        f"{NOW}kv_pool_tokens",
+        _("The most of the slot that was in use, what the engine has, and what had been planned for it."),
     ),
     Chart(
         "finished",
@@ -141,7 +154,7 @@ def lines_of(parts: Sequence[Columns], starts: Sequence[int], step: int) -> dict
     found: dict[str, Values] = {}
     for name in ("prompt_tokens", "generation_tokens", "preemptions"):
         found[name] = _total(aligned, lambda part, at, name=name: part.rate(f"{SUM}{name}", at), starts)  # type: ignore[misc]
-    for name in ("requests_running", "requests_waiting"):
+    for name in ("requests_running", "requests_waiting", "kv_used_tokens", "kv_pool_tokens", "kv_planned_tokens"):
         found[name] = _total(aligned, lambda part, at, name=name: part.at(f"{NOW}{name}", at), starts)  # type: ignore[misc]
     for name in ("kv_cache_usage", "kv_offload_usage"):
         found[name] = _highest(aligned, f"{MAX}{name}", starts)

@@ -10,7 +10,7 @@ from django.http import Http404
 from console.access import policies
 from console.access.policies import Action
 from console.deployments.models import Deployment, Instance
-from console.telemetry import sharing
+from console.telemetry import kv_pools, sharing
 from console.telemetry.boards import MOST_APART
 from console.telemetry.consumers import Watch
 from console.telemetry.live_frames import live_frames
@@ -30,6 +30,7 @@ class MetricsConsumer(Watch):
 
     deployment: Deployment
     instances: list[Instance]
+    pools: kv_pools.Pools
     read_at = float("-inf")
 
     def group(self) -> str:
@@ -51,7 +52,7 @@ class MetricsConsumer(Watch):
         """Send the points of the last seconds as far as they are new or have changed."""
         if time.monotonic() - self.read_at > INSTANCES_AGAIN_SECONDS:
             self.read_at = time.monotonic()
-            self.instances = await self._instances()
+            self.instances, self.pools = await self._instances()
             await live_frames().watch(self.news, [instance.uuid for instance in self.instances])
         await asyncio.sleep(GATHER_SECONDS)
         apart = b"apart=1" in self.scope["query_string"]
@@ -64,15 +65,17 @@ class MetricsConsumer(Watch):
         return False
 
     def _points(self, *, apart: bool) -> list[dict[str, Any]]:
-        columns = live_frames().columns([instance.uuid for instance in self.instances])
-        seconds = sorted({start for part in columns for start in part.starts})[-LAST_SECONDS:]
+        columns = {instance: part for instance in self.instances for part in live_frames().columns([instance.uuid])}
+        for instance, part in columns.items():
+            kv_pools.lay_beside(part, self.pools.get(instance.pk, ()))
+        seconds = sorted({start for part in columns.values() for start in part.starts})[-LAST_SECONDS:]
         if not apart:
-            groups = {"all": lines_of(columns, seconds, 1)}
+            groups = {"all": lines_of([*columns.values()], seconds, 1)}
         else:
             groups = {
-                str(instance.number): lines_of(parts, seconds, 1)
+                str(instance.number): lines_of([columns[instance]], seconds, 1)
                 for instance in self.instances[-MOST_APART:]
-                if (parts := live_frames().columns([instance.uuid]))
+                if instance in columns
             }
         return [
             {
@@ -85,8 +88,9 @@ class MetricsConsumer(Watch):
         ]
 
     @database_sync_to_async  # type: ignore[untyped-decorator]
-    def _instances(self) -> list[Instance]:
-        return list(self.deployment.instances.exclude(state="stopped").order_by("number"))
+    def _instances(self) -> tuple[list[Instance], kv_pools.Pools]:
+        found = list(self.deployment.instances.exclude(state="stopped").order_by("number"))
+        return found, kv_pools.pools_of(found)
 
 
 class SharedMetricsConsumer(MetricsConsumer):

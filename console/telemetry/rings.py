@@ -6,7 +6,7 @@ nothing. `LIVE` announces every new frame to the web processes. What is kept for
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, cast
 from uuid import UUID
 
@@ -82,10 +82,10 @@ class Rings:
         answers: Any = pipe.execute()
         return {instance: self._frames(entries) for instance, entries in zip(instances, answers, strict=True)}
 
-    def announced(self, fields: dict[str, str]) -> list[tuple[UUID, int, Frame]]:
-        """The frames of one entry of `LIVE`: instance, milliseconds since the epoch, frame."""
-        entries = json.loads(fields["frames"])
-        return [(UUID(instance), at, load(text, self._bounds_of)) for instance, at, text in entries]
+    def announced(self, fields: dict[str, str], wanted: Container[UUID]) -> list[tuple[UUID, int, Frame]]:
+        """The frames of one entry of `LIVE` that are of `wanted` instances: instance, milliseconds since the epoch, frame."""
+        entries = ((UUID(instance), at, text) for instance, at, text in json.loads(fields["frames"]))
+        return [(instance, at, load(text, self._bounds_of)) for instance, at, text in entries if instance in wanted]
 
     def _frames(self, entries: Sequence[tuple[str, dict[str, str]]]) -> list[tuple[int, Frame]]:
         found: dict[int, Frame] = {}

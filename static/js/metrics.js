@@ -11,14 +11,23 @@ const ROLE_DASH = { calm: "dot", warn: "dash", bad: "dashdot", dim: "longdash" }
 const UNITS = {
   seconds: { suffix: "s", tick: "~s", hover: (v) => (v < 1 ? `${(v * 1000).toPrecision(3)} ms` : `${v.toPrecision(3)} s`) },
   share: { tick: ",.0%", hover: (v) => `${(v * 100).toFixed(1)} %` },
+  tokens: { axis: "tokens", tick: "~s", hover: (v) => `${Math.round(v).toLocaleString("en")} tokens` },
   "tokens/s": { axis: "tokens/s", tick: "~s", hover: (v) => `${v.toPrecision(4)} tokens/s` },
   "requests/s": { axis: "requests/s", tick: "~g", hover: (v) => `${v.toPrecision(3)} /s` },
   GiB: { axis: "GiB", tick: "~g", hover: (v) => `${v.toPrecision(4)} GiB` },
   W: { axis: "W", tick: "~g", hover: (v) => `${Math.round(v)} W` },
   "°C": { axis: "°C", tick: "~g", hover: (v) => `${Math.round(v)} °C` },
   MHz: { axis: "MHz", tick: "~g", hover: (v) => `${Math.round(v)} MHz` },
+  "bytes/s": { axis: "bytes/s", tick: "~s", hover: (v) => `${inBytes(v)}/s` },
+  load: { axis: "processes", tick: "~g", hover: (v) => v.toFixed(2) },
   requests: { axis: "requests", tick: "~g", hover: (v) => String(Math.round(v * 10) / 10) },
 };
+
+function inBytes(value) {
+  const steps = ["B", "kB", "MB", "GB", "TB"];
+  const at = Math.min(steps.length - 1, Math.floor(Math.log10(Math.max(1, value)) / 3));
+  return `${(value / 1000 ** at).toPrecision(3)} ${steps[at]}`;
+}
 
 function colours() {
   const style = getComputedStyle(document.body);
@@ -37,6 +46,7 @@ class MetricBoard extends HTMLElement {
     this.charts = JSON.parse(document.getElementById("metric-charts").textContent);
     this.state = { range: LIVE_RANGE, apart: false, compare: "", live: true, zone: document.documentElement.dataset.zone || "UTC", from: 0, to: 0 };
     this.ends = new AbortController();
+    this.nameOwnZone();
     this.read();
     this.places = new Map([...this.querySelectorAll("[data-plot]")].map((place) => [place.dataset.plot, place]));
     this.listen();
@@ -72,6 +82,19 @@ class MetricBoard extends HTMLElement {
     this.state.compare = query.get("compare") || "";
     if (this.state.from && this.state.to) this.state.live = false;
     this.show();
+  }
+
+  // The reader's own zone, for those who look from elsewhere than their settings say.
+  nameOwnZone() {
+    const choice = this.querySelector("[data-zone-local]");
+    if (!choice) return;
+    const own = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
+    const twice = [...choice.parentElement.options].some((one) => one.value === own);
+    if (twice) choice.remove();
+    else {
+      choice.value = own;
+      choice.textContent = own;
+    }
   }
 
   query() {
@@ -117,7 +140,7 @@ class MetricBoard extends HTMLElement {
     }, { signal });
     this.addEventListener("change", (event) => {
       if (event.target.matches("[data-compare]")) this.change({ compare: event.target.value });
-      if (event.target.matches("[data-zone-choice]")) { this.state.zone = event.target.value; this.draw(); }
+      if (event.target.matches("[data-zone-choice]")) { this.state.zone = event.target.value; this.draw(); if (this.data) this.listMarks(); }
     }, { signal });
     document.addEventListener("keydown", (event) => {
       if (event.target.closest("input, select, textarea, dialog") || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -183,7 +206,32 @@ class MetricBoard extends HTMLElement {
       }
       return box;
     }));
+    this.listMarks();
     this.drawSoon();
+  }
+
+  // The marks in words, the newest first: for keyboards, screen readers and fingers.
+  listMarks() {
+    const place = this.querySelector("[data-marks]");
+    if (!place) return;
+    const { marks } = this.data;
+    place.hidden = !marks.length;
+    place.querySelector("[data-marks-count]").textContent = String(marks.length);
+    const clock = new Intl.DateTimeFormat("sv-SE", { timeZone: this.state.zone, dateStyle: "short", timeStyle: "medium" });
+    place.querySelector("[data-marks-list]").replaceChildren(...[...marks].reverse().map((mark) => {
+      const row = document.createElement("li");
+      const when = document.createElement("time");
+      when.dateTime = new Date(mark.t).toISOString();
+      when.textContent = clock.format(mark.t);
+      const sign = document.createElement("i");
+      sign.className = `mark mark-${mark.tone}`;
+      sign.textContent = mark.sign;
+      const text = document.createElement(mark.url ? "a" : "span");
+      if (mark.url) text.href = mark.url;
+      text.textContent = mark.text;
+      row.append(when, sign, text);
+      return row;
+    }));
   }
 
   // The last quarter of an hour comes point by point; longer ranges are asked for again when they have a new slot.
@@ -327,8 +375,8 @@ class MetricBoard extends HTMLElement {
       uirevision: `${this.state.range}-${this.state.from}`,
       xaxis: { ...axis, type: "date", range: [span.first * 1000 + shift, span.end * 1000 + shift], showgrid: false, hoverformat: "%Y-%m-%d %H:%M:%S", nticks: 6 },
       yaxis: { ...axis, rangemode: "tozero", tickformat: unit.tick, ticksuffix: unit.suffix ?? "", title: unit.axis ? { text: unit.axis, standoff: 4 } : undefined, fixedrange: true, nticks: 5, ...(chart.unit === "share" ? { range: [0, 1.02] } : {}) },
-      shapes: inside.map((mark) => ({ type: "line", x0: mark.t + shift, x1: mark.t + shift, yref: "paper", y0: 0, y1: 1, line: { width: 1, dash: "dot", color: ["crashed", "failed", "unhealthy", "degraded"].includes(mark.kind) ? palette.bad : palette.calm } })),
-      annotations: inside.map((mark) => ({ x: mark.t + shift, yref: "paper", y: 1, yanchor: "top", text: "▾", showarrow: false, hovertext: mark.text, font: { size: 12, color: ["crashed", "failed", "unhealthy", "degraded"].includes(mark.kind) ? palette.bad : palette.calm } })),
+      shapes: inside.map((mark) => ({ type: "line", x0: mark.t + shift, x1: mark.t + shift, yref: "paper", y0: 0, y1: 1, line: { width: 1, dash: "dot", color: palette[mark.tone] } })),
+      annotations: inside.map((mark) => ({ x: mark.t + shift, yref: "paper", y: 1, yanchor: "top", text: mark.sign, showarrow: false, hovertext: mark.text, font: { size: 12, color: palette[mark.tone] } })),
     };
   }
 

@@ -128,8 +128,9 @@ class FakeLoad:
             request_generation_tokens=self.answers.read(),
         )
 
-    def batch(self, instance: UUID, at: float) -> MetricsBatch:
-        return MetricsBatch(samples=[to_message(self.sample(at), instance=instance, attempt=1)])
+    def batch(self, instance: UUID, at: float, *, own_since: float | None = None) -> MetricsBatch:
+        message = to_message(self.sample(at), instance=instance, attempt=1, own_since=own_since)
+        return MetricsBatch(samples=[message])
 
 
 def busy_frames(seconds: int, *, seed: int = 1) -> list[Frame]:

@@ -17,13 +17,15 @@ from django.utils import timezone
 
 from console.access import share_links
 from console.access.models import AuditEntry, Team, User
+from console.alerts.models import Alert, Rule
 from console.common.states import move
 from console.deployments import current
-from console.deployments.models import Deployment, Instance
+from console.deployments.models import Attempt, Deployment, Instance, Launch
 from console.fleet.models import Device, Host
 from console.telemetry import fleet_board, host_board, sharing
 from console.telemetry.intake import Intake
 from console.telemetry.rings import LIVE, STORED, Rings
+from console.telemetry.windows import Window
 from tests.factories import Fleet
 from tests.telemetry.samples import FakeLoad
 from tests.telemetry.test_consumers import communicator, receive
@@ -109,8 +111,8 @@ def test_a_hosts_memory_is_shown_by_owner(broker: redis.Redis, instance: Instanc
     values = {key: line[-1] for key, line in board["groups"][0]["values"].items()}
     assert (values["gpu0.engines"], values["gpu0.strangers"], values["gpu0.other"]) == (50, 15, 5)
     assert (values["gpu0.temperature"], values["gpu0.power"], values["cpu"], values["disk"]) == (61, 412, 0.25, 400)
-    assert list(board["empty"]) == ["gpu0-clock"]
-    assert board["empty"]["gpu0-clock"] == "This host does not tell that."
+    assert list(board["empty"]) == ["network", "gpu0-clock"]
+    assert set(board["empty"].values()) == {"This host does not tell that."}
 
 
 @pytest.mark.parametrize("name", ["fleet", "fleet_wall", "fleet_series"])
@@ -195,6 +197,87 @@ def test_deploys_restarts_and_crashes_are_marked(intake: Intake, instance: Insta
     marks = series(signed_in(viewer), instance)["marks"]
     assert marks[-1]["kind"] == "restarting"  # after the deploy's own mark
     assert "exit code 137" in marks[-1]["text"]
+
+
+def test_an_alert_is_marked_when_it_opens_and_when_it_is_over(
+    intake: Intake, instance: Instance, viewer: User, operator: User
+) -> None:
+    now = timezone.now()
+    rule = Rule.objects.create(team_id=1, name="KV full", condition="kv_usage", threshold=0.9, severity="critical")
+    about = {"team_id": 1, "rule": rule, "severity": "critical", "value": 1, "worst": 1, "opened_at": now}
+    mine = Alert.objects.create(**about, subject="instance:1", name="demo #1", deployment=instance.deployment)
+    Alert.objects.create(**about, subject="host:1", name="its host", host=instance.host, state="closed", closed_at=now)
+    other = Fleet.make()
+    other.deploy()
+    elsewhere = Deployment.objects.exclude(pk=instance.deployment_id).get()
+    Alert.objects.create(**about, subject="instance:2", name="no", deployment=elsewhere, host=instance.host)
+    marks = [mark for mark in series(signed_in(viewer), instance)["marks"] if mark["kind"].startswith("alert")]
+    told = {(mark["text"], mark["tone"]) for mark in marks}
+    assert told == {("KV full: demo #1", "bad"), ("KV full: its host", "bad"), ("Over: KV full: its host", "calm")}
+    assert marks[0]["url"].startswith("/alerts/")
+    token = share(signed_in(viewer), instance)
+    shared = Client().get(reverse("shared_series", args=[token])).json()["marks"]
+    assert [(mark["text"], mark["url"]) for mark in shared if mark["kind"] == "alert"] == [
+        (f"KV full: {mine.name}", "")
+    ]
+    for name, args in (("host_series", [instance.host_id]), ("fleet_series", [])):
+        texts = [mark["text"] for mark in signed_in(viewer).get(reverse(name, args=args)).json()["marks"]]
+        assert "KV full: its host" in texts, name
+
+
+def test_the_kv_cache_stands_beside_what_was_planned(intake: Intake, instance: Instance, viewer: User) -> None:
+    client = signed_in(viewer)
+    assert series(client, instance)["empty"]["kv_plan"] == "No start has told the size of its KV cache yet."
+    attempt = Attempt.objects.create(instance=instance, number=1)
+    Launch.objects.create(
+        attempt=attempt, revision=instance.spec.copy.revision, deployment_name="demo", spec_number=1, device="cpu",
+        platform="cpu", engine_version="0.32.0", batched_tokens=512, truth={"kv_cache_tokens": 40_000, "seconds": 20.0},
+        prediction={"kv_cache_tokens": 42_000},
+    )  # fmt: skip
+    board = series(client, instance)
+    values = {
+        key: board["groups"][0]["values"][key][5] for key in ("kv_used_tokens", "kv_pool_tokens", "kv_planned_tokens")
+    }
+    assert values == {"kv_used_tokens": 12_000, "kv_pool_tokens": 40_000, "kv_planned_tokens": 42_000}
+    (figure,) = [one for one in board["totals"] if one["key"] == "kv_cache_usage.max"]
+    assert (figure["value"], figure["note"]) == ("30 %", "12,000 of 40,000 tokens; planned 42,000")
+
+
+def test_a_hosts_network_is_growth_by_its_own_clock(broker: redis.Redis, instance: Instance, viewer: User) -> None:
+    broker.delete(host_board.stream(instance.host_id))
+    for at, received, sent in ((100.0, 5000, 100), (105.0, 15000, 600), (3.0, 10, 10), (8.0, 510, 20)):
+        network = {"at": at, "received": received, "sent": sent}
+        host_board.record(broker, instance.host_id, {"network": network})
+    window = Window.last(900)
+    entries = [content for _moment, content in host_board._entries(instance.host, window)]
+    found = [(one.get("network.received"), one.get("network.sent")) for one in entries]
+    assert found == [(None, None), (2000, 100), (None, None), (100, 2)]
+    board = signed_in(viewer).get(reverse("host_series", args=[instance.host_id])).json()
+    assert "network" not in board["empty"]
+
+
+def test_a_zoomed_board_of_a_host_or_the_fleet_shows_that_range_only(
+    broker: redis.Redis, intake: Intake, instance: Instance, viewer: User
+) -> None:
+    host_board.record(broker, instance.host_id, {"cpu_used": 0.5})
+    now = int(time.time() * 1000)
+    for name, args in (("host_series", [instance.host_id]), ("fleet_series", [])):
+        address, client = reverse(name, args=args), signed_in(viewer)
+        assert client.get(address, {"from": now - 60_000, "to": now + 1000}).json()["t"]
+        assert not client.get(address, {"from": now - 600_000, "to": now - 300_000}).json()["t"]
+        assert client.get(address, {"range": "172800"}).status_code == 400
+
+
+@pytest.mark.parametrize("name", ["host_csv", "fleet_csv"])
+def test_hosts_and_the_fleet_have_tables_too(
+    broker: redis.Redis, intake: Intake, instance: Instance, viewer: User, name: str
+) -> None:
+    host_board.record(broker, instance.host_id, {"cpu_used": 0.5})
+    address = reverse(name, args=[instance.host_id] if name == "host_csv" else [])
+    answer = signed_in(viewer).get(address)
+    (row,) = csv.DictReader(io.StringIO(answer.content.decode()))
+    assert (row.get("cpu") or row.get("requests")) in ("0.5", "2", "2.0")
+    assert Client().get(address).status_code == 302
 
 
 def test_a_comparison_is_moved_onto_the_range(intake: Intake, instance: Instance, viewer: User) -> None:

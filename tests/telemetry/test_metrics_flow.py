@@ -184,3 +184,30 @@ def test_metrics_of_an_instance_that_is_not_known_are_passed_over(broker: redis.
         intake.take(instance.host, [(entry(second), load.batch(stranger, second))])
     assert not broker.exists(ring(stranger))
     assert not AuditEntry.objects.filter(action="report.refused").exists()
+
+
+def test_slipways_own_requests_are_nobodys_load(broker: redis.Redis, instance: Instance) -> None:
+    intake, load, start = Intake(Rings(broker)), FakeLoad(), now() - 20
+    for second in range(5):
+        load.answer(4)  # validation and warm-up
+        load.running = 1
+        batch = load.batch(instance.uuid, start + second, own_since=0)
+        intake.take(instance.host, [(entry(start + second), batch)])
+    (columns,) = history.read([instance], Span.last(900)).values()
+    whole = totals([columns])
+    assert (whole.requests, whole.generation_tokens, whole.quantile("time_to_first_token", 0.5)) == (0, 0, None)
+    assert set(columns.values["now.requests_running"]) == {0}
+    load.answer(3)
+    intake.take(instance.host, [(entry(start + 5), load.batch(instance.uuid, start + 5))])
+    assert totals(list(history.read([instance], Span.last(900)).values())).requests == 3
+
+
+def test_a_persons_requests_in_a_lost_sample_count_although_a_probe_came_after(
+    broker: redis.Redis, instance: Instance
+) -> None:
+    intake, load, start = Intake(Rings(broker)), FakeLoad(), now() - 20
+    intake.take(instance.host, [(entry(start), load.batch(instance.uuid, start))])
+    load.answer(7)  # told at start + 1, in a sample that never arrives
+    load.answer(1, tokens=1)
+    intake.take(instance.host, [(entry(start + 2), load.batch(instance.uuid, start + 2, own_since=start + 1))])
+    assert totals(list(history.read([instance], Span.last(900)).values())).requests == 8

@@ -17,6 +17,7 @@ from workers.host.drivers import EngineDriver
 from workers.host.engine_client import EngineClient, EngineError
 from workers.host.health import Health
 from workers.host.instance_files import InstanceFiles
+from workers.host.own_requests import Probes
 from workers.host.processes import ProcessFacts, facts_of, family_of, is_alive
 from workers.host.sampling import Sampled
 from workers.host.stacks import dump_stacks, process_name, state_of
@@ -61,6 +62,7 @@ class Liveness:
     _probed_at: float = field(default_factory=time.monotonic)
     _probe: "asyncio.Task[None] | None" = None
     _probe_began: float = 0.0
+    _probes: int = 0
     _failed_probes: int = 0
     _probe_error: str = ""
 
@@ -79,6 +81,10 @@ class Liveness:
         finally:
             if self._probe is not None:
                 self._probe.cancel()
+
+    def probes(self) -> Probes:
+        """How many requests for one token were begun, and whether one is unanswered."""
+        return Probes(self._probes, int(self._probe is not None and not self._probe.done()))
 
     @property
     def _policy(self) -> RestartPolicy:
@@ -136,6 +142,7 @@ class Liveness:
         due = self._policy.probe_seconds and now - self._probed_at >= self._policy.probe_seconds
         if due and (not busy or self._policy.probe_under_load):
             self._probed_at = self._probe_began = now
+            self._probes += 1
             self._probe = asyncio.create_task(self._ask_for_a_token(patience))
         return ""
 

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from workers.contracts import MetricsBatch, samples_stream
 from workers.host.launching import LISTEN_ADDRESS
+from workers.host.own_requests import OwnRequests, Probes, no_probes
 from workers.host.redis_link import Client
 from workers.vllm.metrics import MetricsSample, parse_metrics
 from workers.vllm.sample_messages import to_message
@@ -34,11 +35,13 @@ _REQUEST = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An engine that listens: attempt `attempt` of `instance`, on `port` of this machine."""
+    """An engine that listens: attempt `attempt` of `instance`, on `port` of this machine; `ready` for everybody's requests."""
 
     instance: UUID
     attempt: int
     port: int
+    ready: bool = True
+    probes: Callable[[], Probes] = no_probes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Sampler:
         self._stream = samples_stream(host)
         self._waiting: deque[str] = deque(maxlen=_WAITING_BATCHES)
         self._news = asyncio.Event()
+        self._own = OwnRequests()
 
     async def run(self) -> None:
         """Sample on every full second until cancelled, whatever the broker does."""
@@ -68,17 +72,32 @@ class Sampler:
     async def sample_all(self) -> None:
         """Ask all engines at once, remember what they say, and put it up for sending."""
         targets = list(self._targets())
+        asked = [target.probes() for target in targets]
         found = await asyncio.gather(*(scrape(target.port) for target in targets))
         self.latest = {
             target.instance: Sampled(target.attempt, sample)
             for target, sample in zip(targets, found, strict=True)
             if sample is not None
         }
+        self._own.keep({target.instance for target in targets})
         if targets:
             batch = MetricsBatch.model_construct(
                 samples=[
-                    to_message(one.sample, instance=instance, attempt=one.attempt)
-                    for instance, one in self.latest.items()
+                    to_message(
+                        one.sample,
+                        instance=target.instance,
+                        attempt=one.attempt,
+                        own_since=self._own.since(
+                            target.instance,
+                            one.attempt,
+                            one.sample,
+                            ready=target.ready,
+                            asked=probes,
+                            probes=target.probes,
+                        ),
+                    )
+                    for target, probes in zip(targets, asked, strict=True)
+                    if (one := self.latest.get(target.instance)) is not None
                 ],
                 without=[target.instance for target in targets if target.instance not in self.latest],
             )

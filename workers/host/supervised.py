@@ -33,6 +33,7 @@ from workers.host.launching import API_KEY, Launch, open_secrets, prepare_launch
 from workers.host.liveness import Liveness
 from workers.host.logs import LogSender
 from workers.host.own_bring_up import OwnBringUp
+from workers.host.own_requests import no_probes
 from workers.host.sampling import Sampled
 from workers.host.sampling import Target as SampleTarget
 from workers.host_config import HostConfig
@@ -127,7 +128,9 @@ class SupervisedInstance:
         order, health = self.order, self._health
         if order is None or health is None or not health.listening or not self.unfinished:
             return None
-        return SampleTarget(self.files.instance, health.attempt, order.port)
+        ready = self.files.ready_attempt() == health.attempt
+        probes = self._liveness.probes if self._liveness is not None else no_probes
+        return SampleTarget(self.files.instance, health.attempt, order.port, ready, probes)
 
     def _read_state(self) -> None:
         try:

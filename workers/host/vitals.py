@@ -16,6 +16,7 @@ from workers.host.drivers.choosing import driver_facts
 from workers.host.engine_facts import engine_facts
 from workers.host.files import read_json
 from workers.host.inventory.cpu import read_cpu
+from workers.host.inventory.network import read_network
 from workers.host.processes import boot_id
 from workers.host.watcher_process import FACTS_FILE
 from workers.host_config import HostConfig
@@ -75,7 +76,7 @@ def inventory(config: HostConfig) -> HostInventory:
 
 
 def vitals(config: HostConfig, live: Live | None = None) -> dict[str, Any]:
-    """How the host is now. Bytes, fractions 0 to 1, and the load average of the last minute."""
+    """How the host is now. Bytes, fractions 0 to 1, the load average of the last minute, and the network's counters."""
     memory = psutil.virtual_memory()
     disk = shutil.disk_usage(config.state_dir)
     models = shutil.disk_usage(_existing(hub_cache_of(config.models_dir)))
@@ -90,6 +91,7 @@ def vitals(config: HostConfig, live: Live | None = None) -> dict[str, Any]:
         # Often a disk of its own; the one above holds logs and engines.
         "models_disk_total": models.total,
         "models_disk_free": models.free,
+        "network": read_network(),
         "gpus": [{"uuid": gpu.uuid, "memory_free": gpu.memory_free, "memory_total": gpu.memory_total} for gpu in gpus],
     } | ({"live": live.model_dump(mode="json", exclude_defaults=True)} if live is not None else {})
 

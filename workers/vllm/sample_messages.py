@@ -16,8 +16,10 @@ GAUGES = ("requests_running", "requests_waiting", "kv_cache_usage", "kv_offload_
 _KNOWN = frozenset(field.name for field in fields(MetricsSample))
 
 
-def to_message(sample: MetricsSample, *, instance: UUID, attempt: int) -> InstanceSample:
-    """The sample of one instance as it is sent; what is not finite is left out."""
+def to_message(
+    sample: MetricsSample, *, instance: UUID, attempt: int, own_since: float | None = None
+) -> InstanceSample:
+    """The sample of one instance as it is sent; what is not finite is left out. `own_since`: see `InstanceSample`."""
     histograms: dict[str, HistogramSample] = {}
     for name in HISTOGRAMS:
         histogram: Histogram | None = getattr(sample, name)
@@ -39,6 +41,7 @@ def to_message(sample: MetricsSample, *, instance: UUID, attempt: int) -> Instan
         finished=dict(sample.finished),
         admission_rejections=dict(sample.admission_rejections),
         histograms=histograms,
+        own_since=own_since,
     )
 
 

@@ -1,0 +1,192 @@
+"""The boards in a real Chromium: both widths, both themes, what they save, and what a working day does to the browser."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import uvicorn
+from django.conf import settings
+from django.test import Client
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from console.access.models import User
+from console.asgi import application
+from tests.live.test_browser_walk import ARGUMENTS, CHROMIUM
+from tests.ports import free_port
+from tests.telemetry.scene import Scene
+
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.django_db(transaction=True), pytest.mark.timeout(1200)]
+
+CHARTS, UPDATES, AT_ONCE = 24, 28_800, 40
+REPLAY = Path(__file__).with_name("replay.js").read_text()
+
+
+@pytest.fixture
+def site(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The console's own application on a port of its own, sockets included; its address."""
+    monkeypatch.setattr(settings, "ALLOWED_HOSTS", ["127.0.0.1"])
+    port = free_port()
+    config = uvicorn.Config(
+        application, host="127.0.0.1", port=port, ws="websockets-sansio", lifespan="off", log_level="error"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = server.force_exit = True
+    thread.join(20)
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    assert CHROMIUM, "Chromium is missing: apt-get install --no-install-recommends chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+def opened(
+    browser: Browser, site: str, person: User, *, width: int = 1440, theme: str = "light"
+) -> tuple[Page, list[str]]:
+    """A page of a person who is signed in, and what its console complains about."""
+    client = Client()
+    client.force_login(person)
+    context = browser.new_context(base_url=site, viewport={"width": width, "height": 900}, timezone_id="Europe/Berlin")
+    session = client.cookies[settings.SESSION_COOKIE_NAME].value
+    cookies = {settings.SESSION_COOKIE_NAME: session, "theme": theme}
+    context.add_cookies([{"name": name, "value": value, "url": site} for name, value in cookies.items()])
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+    return page, problems
+
+
+def drawn(page: Page, *, times: int = 1) -> None:
+    page.wait_for_function(f"document.querySelector('metric-board')?.drawings >= {times}")
+
+
+BOARDS = {
+    "deployment-board": "/deployments/{deployment}/metrics/",
+    "fleet-board": "/dashboards/",
+    "wallboard": "/dashboards/wall/",
+    "host-board": "/hosts/{host}/metrics/",
+    "alerts": "/alerts/",
+}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1440])
+def test_every_board_fits_and_complains_about_nothing(
+    broker: redis.Redis, browser: Browser, site: str, viewer: User, tmp_path: Path, width: int, theme: str
+) -> None:
+    scene = Scene(broker)
+    page, problems = opened(browser, site, viewer, width=width, theme=theme)
+    for name, address in BOARDS.items():
+        page.goto(address.format(deployment=scene.deployment.pk, host=scene.host.pk))
+        if name != "alerts":
+            drawn(page)
+            told = page.locator(".chart-card.empty [data-empty]").all_inner_texts()
+            assert all(text.endswith(".") for text in told), (name, told)
+            assert page.locator(".chart-card:not(.empty) .plot .main-svg").count() > 0, name
+        page.screenshot(path=tmp_path / f"{name}-{width}-{theme}.png", full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        assert problems == [], name
+
+
+def test_a_board_of_nothing_says_why_in_every_chart(
+    browser: Browser, site: str, viewer: User, fleet: Any, tmp_path: Path
+) -> None:
+    fleet.deploy()
+    page, problems = opened(browser, site, viewer)
+    for name, address in BOARDS.items():
+        if name == "alerts":
+            continue
+        page.goto(address.format(deployment=1, host=fleet.host.pk) if "{d" not in address else newest(address))
+        drawn(page)
+        assert page.locator(".chart-card").count() == page.locator(".chart-card.empty").count() > 0, name
+        assert all(page.locator(".chart-card [data-empty]").all_inner_texts()), name
+        page.screenshot(path=tmp_path / f"empty-{name}.png", full_page=True)
+    assert problems == []
+
+
+def newest(address: str) -> str:
+    from console.deployments.models import Deployment
+
+    return address.format(deployment=Deployment.objects.latest("pk").pk)
+
+
+def test_live_points_marks_zoom_and_pictures(
+    broker: redis.Redis, browser: Browser, site: str, viewer: User, tmp_path: Path
+) -> None:
+    scene = Scene(broker, seconds=120)
+    page, problems = opened(browser, site, viewer)
+    page.goto(f"/deployments/{scene.deployment.pk}/metrics/")
+    drawn(page)
+    page.wait_for_function("document.querySelector('metric-board').dataset.link === 'live'")
+    before = page.evaluate("document.querySelector('metric-board').data.t.length")
+    scene.tell(int(time.time()) + 1)
+    page.wait_for_function(f"document.querySelector('metric-board').data.t.at(-1) > {int(time.time()) * 1000 - 1000}")
+    assert page.evaluate("document.querySelector('metric-board').data.t.length") > before
+    page.locator("[data-marks] summary").click()
+    assert "KV cache nearly full" in page.locator("[data-marks-list]").inner_text()
+    # A picture is drawn from an SVG in a canvas, which the policy for images has to allow.
+    with page.expect_download() as saved:
+        page.locator("[data-png='tokens']").click()
+    picture = tmp_path / "tokens.png"
+    saved.value.save_as(picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 5_000
+    with page.expect_download() as table:
+        page.locator("[data-csv-link]").click()
+    assert Path(table.value.path()).read_text().startswith("time,slot_seconds,")
+    box = page.locator("[data-plot='tokens'] .nsewdrag").bounding_box()
+    assert box
+    page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.97, box["y"] + 50, steps=4)
+    page.mouse.up()
+    page.wait_for_url("**from=*")
+    assert page.locator("[data-zoom-out]").is_visible()
+    page.keyboard.press("0")
+    page.wait_for_url("**range=900*")
+    assert problems == []
+
+
+def test_a_working_day_of_updates_leaves_the_browsers_memory_as_it_was(
+    broker: redis.Redis, browser: Browser, site: str, viewer: User
+) -> None:
+    """28,800 updates of 24 charts, drawn as the browser gets to it; memory counts from the first full half hour."""
+    scene = Scene(broker, seconds=60)
+    page, problems = opened(browser, site, viewer)
+    page.set_viewport_size({"width": 1440, "height": 3200})
+    page.add_init_script(REPLAY)
+    page.goto(f"/deployments/{scene.deployment.pk}/metrics/")
+    drawn(page)
+    assert page.locator(".chart-card").count() == CHARTS
+    page.evaluate("replay.begin()")
+    chromium = page.context.new_cdp_session(page)
+    page.evaluate(f"replay.updates(1800, {AT_ONCE})")
+    before = heap(chromium)
+    page.evaluate(f"replay.updates({UPDATES}, {AT_ONCE})")
+    after = heap(chromium)
+    assert page.evaluate("document.querySelector('metric-board').data.t.length") <= 901
+    assert page.locator(".plot .main-svg").count() >= CHARTS
+    assert after < before * 1.10, f"{before / 2**20:.1f} MiB, then {after / 2**20:.1f} MiB"
+    assert problems == []
+    print(f"heap: {before / 2**20:.1f} MiB before, {after / 2**20:.1f} MiB after {UPDATES:,} updates")
+
+
+def heap(chromium: Any) -> float:
+    """Bytes that are in use after everything that can go has gone."""
+    for _ in range(3):
+        chromium.send("HeapProfiler.collectGarbage")
+    return float(chromium.send("Runtime.getHeapUsage")["usedSize"])
