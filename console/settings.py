@@ -184,7 +184,7 @@ CONTENT_SECURITY_POLICY = {
         "default-src": [SELF],
         "script-src": [SELF],
         "style-src": [SELF],
-        "img-src": [SELF, "data:"],
+        "img-src": [SELF, "data:", "blob:"],  # a chart that is saved as a picture is an image of its own SVG first
         "font-src": [SELF],
         "connect-src": [SELF],
         "object-src": [NONE],

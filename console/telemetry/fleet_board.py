@@ -20,8 +20,8 @@ from console.common.states import LOOKS, Look
 from console.deployments import current
 from console.deployments.current import Current
 from console.deployments.models import Deployment, Instance
-from console.fleet.models import Device, Host
-from console.fleet.presentation import Memory, is_removed, memory
+from console.fleet.models import Host
+from console.fleet.presentation import DeviceGroup, device_groups, is_removed
 from console.telemetry import marks
 from console.telemetry.boards import count, seconds
 from console.telemetry.marks import MARKED, About
@@ -97,7 +97,7 @@ class HostRow:
     """A host with its memory, its load and its tokens per second."""
 
     host: Host
-    memories: Sequence[tuple[Device, Memory]]
+    groups: Sequence[DeviceGroup]
     instances: int
     now: Current | None
 
@@ -226,12 +226,12 @@ def _rows(user: User) -> tuple[list[Row], list[Instance]]:
 
 
 def _hosts(user: User, instances: Sequence[Instance]) -> list[HostRow]:
-    hosts = policies.visible(user, Host.objects.prefetch_related("devices"))
+    hosts = policies.visible(user, Host.objects.all())
     numbers = current.by_deployment({instance.uuid: instance.host_id for instance in instances})
     return [
         HostRow(
             host,
-            [(device, memory(device, host.vitals)) for device in host.devices.all()],
+            [group for group in device_groups(host) if group.kind == "gpu" or not host.gpu_count],
             sum(instance.host_id == host.pk for instance in instances),
             numbers.get(host.pk),
         )

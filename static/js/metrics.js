@@ -224,7 +224,7 @@ class MetricBoard extends HTMLElement {
       when.dateTime = new Date(mark.t).toISOString();
       when.textContent = clock.format(mark.t);
       const sign = document.createElement("i");
-      sign.className = `mark mark-${mark.tone}`;
+      sign.className = `chart-mark mark-${mark.tone}`;
       sign.textContent = mark.sign;
       const text = document.createElement(mark.url ? "a" : "span");
       if (mark.url) text.href = mark.url;

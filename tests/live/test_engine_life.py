@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -18,6 +19,9 @@ from workers.vllm.metrics import MetricsSample, parse_metrics
 from workers.vllm.rates import growth_between
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+
+
+PROBE_SECONDS = 30
 
 
 class Served:
@@ -76,6 +80,7 @@ def served(live_console: LiveConsole, copy_of_the_model: int) -> Served:
         {
             "name": "life", "copy": copy_of_the_model, "engine": engine, "arg_max_model_len": "1024",
             "arguments": "--enforce-eager --max-num-seqs 4", "expected": "Paris", "reason": "live test",
+            "probe_seconds": PROBE_SECONDS,
         },
     )  # fmt: skip
     job = wait_for(
@@ -121,24 +126,43 @@ def ask(served: Served, number: int) -> int:
     return int(answer.json()["usage"]["completion_tokens"])
 
 
-def test_every_number_on_the_board_is_what_the_engine_itself_counted(served: Served) -> None:
+def board_of(served: Served, began: float) -> dict[str, Any]:
+    """The board from a moment, in ms since the epoch, until now."""
     key = served.console.one("select id from deployments_deployment where name = ?", served.name)
-    ask(served, 0)
-    time.sleep(3)  # the engine counts a little after it has answered
+    path = f"/deployments/{key}/metrics/series/?from={began:.0f}&to={time.time() * 1000:.0f}"
+    board: dict[str, Any] = served.console.get(path).json()
+    return board | {"shown": {figure["key"]: figure["number"] for figure in board["totals"]}}
+
+
+def test_an_idle_deployment_shows_no_requests_although_the_agent_asks_it_now_and_then(served: Served) -> None:
+    board = board_of(served, (time.time() - 880) * 1000)
+    assert board["shown"]["requests"] == 0, "validation and warm-up are nobody's load"
     began, before = time.time() * 1000, engine_metrics(served)
-    time.sleep(3)  # a sample of the quiet engine lies between its warm-up and the load
+    wait_for(
+        "the agent has asked for its token",
+        lambda: sum(engine_metrics(served).finished.values()) > sum(before.finished.values()),
+        seconds=PROBE_SECONDS + 15,
+    )
+    time.sleep(2.5)
+    board = board_of(served, began)
+    assert (board["shown"]["requests"], board["shown"]["generation_tokens"]) == (0, 0)
+    assert board["empty"]["time_to_first_token"] == "No requests in this range yet."
+    assert "load" not in board["empty"]
+
+
+def test_every_number_on_the_board_is_what_the_engine_itself_counted(served: Served) -> None:
+    """Right after the agent's own token: none other comes for a while, so all that is counted is this load."""
+    began, before = time.time() * 1000, engine_metrics(served)
+    time.sleep(2)  # a sample of the quiet engine lies before the load
     with ThreadPoolExecutor(3) as people:
         tokens = sum(people.map(lambda number: ask(served, number), range(18)))
-    time.sleep(4)
+    time.sleep(3)  # the engine counts a little after it has answered
     growth = growth_between(before, engine_metrics(served))
     assert growth is not None
-    answer = served.console.get(f"/deployments/{key}/metrics/series/?from={began:.0f}&to={time.time() * 1000:.0f}")
-    board = answer.json()
-    shown = {figure["key"]: figure["number"] for figure in board["totals"]}
-    # The agent asks the engine now and then whether it still answers; the engine counts that as well.
-    assert growth.counters["generation_tokens"] >= tokens
-    assert 18 <= sum(growth.finished.values()) <= 24
-    assert shown["requests"] == pytest.approx(sum(growth.finished.values()), rel=0.01)
+    board = board_of(served, began)
+    shown = board["shown"]
+    assert (sum(growth.finished.values()), growth.counters["generation_tokens"]) == (18, tokens)
+    assert shown["requests"] == 18
     for name in ("prompt_tokens", "generation_tokens"):
         assert shown[name] == pytest.approx(growth.counters[name], rel=0.01), name
     for name in ("time_to_first_token", "inter_token_latency", "e2e_latency"):

@@ -15,6 +15,7 @@ from console.alerts.models import Alert, Rule
 from console.common.models import StateChange
 from console.deployments import current
 from console.deployments.models import Attempt, Deployment, Instance, Launch
+from console.fleet.devices import note_vitals
 from console.fleet.models import Device, Host
 from console.telemetry import fleet_board, host_board
 from console.telemetry.intake import Intake
@@ -24,6 +25,7 @@ from tests.telemetry.samples import FakeLoad
 
 GIB = 1 << 30
 SECONDS, STEP = 890, 2
+SILENT = "gpu-c"
 NAMES = (("qwen3-30b-a3b", "gpu-a"), ("llama-3.1-8b", "gpu-b"))
 
 
@@ -40,7 +42,13 @@ class Scene:
         now = int(time.time())
         for second in range(now - seconds, now, STEP):
             self.tell(second)
-        self.intake.tell_current(broker)
+        self.breathe()
+
+    def breathe(self) -> None:
+        """Hosts were heard of a moment ago, and the numbers of right now are of now, however slow this machine is."""
+        Host.objects.exclude(name=SILENT).update(last_seen_at=timezone.now())
+        self.tell(int(time.time()))
+        self.intake.tell_current(self.broker)
 
     @property
     def deployment(self) -> Deployment:
@@ -89,10 +97,12 @@ def _deployed(name: str, host_name: str) -> list[Instance]:
     fleet = Fleet.make()
     fleet.deploy(name=name)
     host = fleet.host
-    Host.objects.filter(pk=host.pk).update(name=host_name, agent_version="0.1.0", vitals=vitals_at(0))
+    note_vitals(host, vitals_at(0))
+    host.name, host.agent_version = host_name, "0.1.0"
+    host.save()
     for index in range(2):
         Device.objects.create(
-            host=host, kind="gpu", index=index, uuid=f"GPU-{host.pk}-{index}", name="NVIDIA H100 80GB HBM3",
+            host=host, kind="gpu", index=index, uuid=f"GPU-{index}", name="NVIDIA H100 80GB HBM3",
             memory_total=80 * GIB, memory_free=9 * GIB,
         )  # fmt: skip
     first = Instance.objects.get(host=host)
@@ -131,7 +141,7 @@ def _happened(instances: list[Instance]) -> None:
         reason="the engine hangs: no token for 60 s", at=now - timedelta(minutes=10),
     )  # fmt: skip
     silent = Fleet.make().host
-    Host.objects.filter(pk=silent.pk).update(name="gpu-c", last_seen_at=now - timedelta(minutes=7))
+    Host.objects.filter(pk=silent.pk).update(name=SILENT, last_seen_at=now - timedelta(minutes=7))
 
 
 def vitals_at(second: int) -> dict[str, Any]:
