@@ -130,7 +130,7 @@ def _figures(whole: Totals, span: Span) -> list[dict[str, Any]]:
     rejected = whole.rejections or 0
     failed = whole.errors or 0
     return [
-        _count("requests", _("Requests"), whole.requests, _trouble(failed, rejected)),
+        _count("requests", _("Requests"), whole.requests, "" if whole.requests is None else _trouble(failed, rejected)),
         _count("prompt_tokens", _("Prompt tokens"), whole.prompt_tokens, _per(whole.prompt_tokens, span)),
         _count(
             "generation_tokens", _("Generated tokens"), whole.generation_tokens, _per(whole.generation_tokens, span)
@@ -148,7 +148,7 @@ def _kv_figure(parts: Sequence[Columns]) -> dict[str, Any]:
     pool, planned = (_known(part, at, name) for name in (kv_pools.POOL, kv_pools.PLANNED))
     note = ""
     if highest is not None and pool is not None:
-        note = _("%(used)s of %(pool)s tokens") % {"used": count(highest * pool), "pool": count(pool)}
+        note = _("of %s tokens") % count(pool)
         note += _("; planned %s") % count(planned) if planned is not None else ""
     value = "–" if highest is None else f"{number_format(highest * 100, decimal_pos=0 if highest >= 0.1 else 1)} %"
     return {

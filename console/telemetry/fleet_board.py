@@ -108,14 +108,14 @@ class HostRow:
         return float(used) if isinstance(used, int | float) else None
 
 
-def record(redis: "Redis", deployments: Mapping[int, Sequence[Current]]) -> None:
-    """Write one entry: every deployment's numbers, its instances taken together."""
+def record(redis: "Redis", deployments: Mapping[int, Sequence[Current]], *, entry: str = "*") -> None:
+    """Write one entry: every deployment's numbers, its instances taken together. `entry`: its id, if not of now."""
     content = {}
     for key, parts in deployments.items():
         if whole := current.together(parts):
             content[str(key)] = [_short(getattr(whole, name)) for name in _FIELDS]
     if content:
-        redis.xadd(STREAM, {"d": json.dumps(content, separators=(",", ":"))}, maxlen=LENGTH, approximate=True)
+        redis.xadd(STREAM, {"d": json.dumps(content, separators=(",", ":"))}, id=entry, maxlen=LENGTH, approximate=True)
 
 
 def board(user: User, window: Window, *, apart: bool) -> dict[str, Any]:

@@ -334,7 +334,7 @@ class MetricBoard extends HTMLElement {
   drawOne(chart, place, x, shift, palette) {
     const note = this.data.empty[chart.id];
     const card = place.closest(".chart-card");
-    card.classList.toggle("empty", Boolean(note));
+    card.classList.toggle("is-empty", Boolean(note));
     card.querySelector("[data-empty]").textContent = note ?? "";
     place.hidden = Boolean(note);
     if (note) return;

@@ -46,7 +46,7 @@ class Scene:
 
     def breathe(self) -> None:
         """Hosts were heard of a moment ago, and the numbers of right now are of now, however slow this machine is."""
-        Host.objects.exclude(name=SILENT).update(last_seen_at=timezone.now())
+        Host.objects.exclude(name=SILENT).update(last_seen_at=timezone.now() + timedelta(minutes=5))
         self.tell(int(time.time()))
         self.intake.tell_current(self.broker)
 
@@ -77,20 +77,11 @@ class Scene:
         for host in {instance.host for instance in self.instances}:
             told = json.dumps(host_board.readings(vitals_at(second + 40 * host.pk)))
             self.broker.xadd(host_board.stream(host.pk), {"d": told}, id=f"{second * 1000}-*")
-        wave = 1 + 0.4 * math.sin(second / 120)
-        rows = {
-            str(key): [
-                round(420 * wave / n, 1),
-                round(1900 * wave / n, 1),
-                round(6 * wave, 2),
-                0.02,
-                20 * wave,
-                2,
-                0.5 * wave,
-            ]
-            for n, key in enumerate({instance.deployment_id for instance in self.instances}, 1)
-        }
-        self.broker.xadd(fleet_board.STREAM, {"d": json.dumps(rows)}, id=f"{second * 1000}-*")
+        numbers: dict[int, list[current.Current]] = {}
+        for instance in self.instances:
+            if recent := self.intake._recent.get(instance.uuid):
+                numbers.setdefault(instance.deployment_id, []).append(recent.current())
+        fleet_board.record(self.broker, numbers, entry=f"{second * 1000}-*")
 
 
 def _deployed(name: str, host_name: str) -> list[Instance]:
