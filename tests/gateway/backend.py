@@ -157,11 +157,11 @@ class Running:
         assert self.applier.prepare(self.gateway) == ""
         log = os.open(self.directory / program.ACCESS_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
-            os.dup2(log, self.gateway.listener.log_descriptor)
+            program.hand_down(log, self.gateway.listener.log_descriptors)
             with (self.directory / "stderr").open("wb") as stderr:
                 self.process = subprocess.Popen(
                     program.command(BINARY, self.directory),
-                    pass_fds=(self.gateway.listener.log_descriptor,), stderr=stderr, stdout=stderr,
+                    pass_fds=tuple(self.gateway.listener.log_descriptors), stderr=stderr, stdout=stderr,
                     env=program.environment(),
                 )  # fmt: skip
         finally:

@@ -40,8 +40,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(plan, "directory", lambda: tmp_path)
     assert Applier(tmp_path, BINARY).prepare(plan.read()) == ""
     log = os.open(tmp_path / program.ACCESS_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.dup2(log, listener.log_descriptor)
-    process = subprocess.Popen(program.command(BINARY, tmp_path), pass_fds=(listener.log_descriptor,))
+    program.hand_down(log, listener.log_descriptors)
+    process = subprocess.Popen(program.command(BINARY, tmp_path), pass_fds=tuple(listener.log_descriptors))
     os.close(log)
     wait_until(lambda: (tmp_path / program.ADMIN_SOCKET).exists(), seconds=10)
     yield f"http://127.0.0.1:{listener.port}"

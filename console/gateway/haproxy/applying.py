@@ -166,7 +166,7 @@ class Applier:
     def _write_config(self, gateway: Gateway) -> str:
         self._write(DRAFT, config.render(gateway))
         draft = self._directory / DRAFT
-        if problem := program.problem_with(self._binary, draft, gateway.listener.log_descriptor):
+        if problem := program.problem_with(self._binary, draft, gateway.listener.log_descriptors):
             return problem
         draft.replace(self._directory / program.CONFIG)
         return ""

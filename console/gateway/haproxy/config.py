@@ -34,7 +34,8 @@ def skeleton(gateway: Gateway) -> str:
 
 
 def _joined(gateway: Gateway, *, servers: bool) -> str:
-    parts = [_global(gateway.listener), _defaults(), _tables(), _frontend(gateway)]
+    parts = [_global(gateway.listener), _defaults(), _tables()]
+    parts += [_frontend(gateway, thread) for thread in range(1, gateway.listener.threads + 1)]
     for route in gateway.routes:
         parts += [_backend(route, target, servers=servers) for target in route.targets]
     return "\n".join(line for part in parts for line in [*part, ""])
@@ -130,7 +131,11 @@ LOG_FIELDS = {
 }
 
 
-def _frontend(gateway: Gateway) -> list[str]:
+def _frontend(gateway: Gateway, thread: int) -> list[str]:
+    """What one thread takes in. Each writes the access log by a descriptor of its own.
+
+    HAProxy drops a line rather than wait for another thread that is writing to the same descriptor: usage would be lost.
+    """
     listener = gateway.listener
     # Strings throughout: HAProxy writes "-" for what is not known, which would be no JSON number.
     log = ",".join(f'"{name}":"{form}"' for name, form in LOG_FIELDS.items())
@@ -146,8 +151,10 @@ def _frontend(gateway: Gateway) -> list[str]:
     ]
     return [
         *([f"# certificate {listener.certificate_sha256}"] if tls else []),
-        "frontend gateway",
-        f"    bind {_host(listener.address)}:{listener.port}{tls}",
+        f"frontend gateway{thread}",
+        f"    bind {_host(listener.address)}:{listener.port} thread {thread}{tls}",
+        "    no log",
+        f"    log fd@{listener.log_descriptors[thread]} len 8192 format raw local0",
         "    filter lua.slipway_usage",
         f"    log-format '{{{log}}}'",
         *[f"    {rule}" for rule in rules],
@@ -182,6 +189,13 @@ def _identity(listener: Listener) -> list[str]:
     fields = ["key", "team", "scope", "expires"]
     fields += [f"{whose}_{what}" for whose in ("key", "team") for what in _LIMIT_FIELDS]
     return [
+        *refuse(
+            401,
+            "ambiguous_api_key",
+            "There is more than one Authorization. Send a single key.",
+            "{ req.hdr_cnt(Authorization) gt 1 }",
+            headers=("WWW-Authenticate Bearer",),
+        ),
         "http-request set-var(txn.secret) http_auth_bearer",
         # What Anthropic's clients send.
         "http-request set-var(txn.secret) req.fhdr(x-api-key) if !{ var(txn.secret) -m found }",

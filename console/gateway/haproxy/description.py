@@ -139,7 +139,13 @@ class Listener:
     threads: int = 2
     body_limit_bytes: int = 2 * 1024 * 1024
     connections: int = 2000
-    log_descriptor: int = 9
+    log_descriptor: int = 900
+    """The first of the descriptors of the access log: so high that nothing else in a process has it."""
+
+    @property
+    def log_descriptors(self) -> range:
+        """One for HAProxy's own messages, then one for each thread: two that write to one lose lines."""
+        return range(self.log_descriptor, self.log_descriptor + 1 + self.threads)
 
 
 @dataclass(frozen=True)

