@@ -125,15 +125,8 @@ def margins(plan: Plan) -> list[tuple[str, str]]:
         (_("Failed requests"), _("+%s points") % f"{agreed.errors * 100:.3g}"),
         (_("Answers that don't end by themselves"), _("+%s points") % f"{agreed.finish * 100:.3g}"),
         (_("Certainty"), _("99 %% from %(least)d requests a side on") % {"least": LEAST_REQUESTS}),
-        (_("Steps hold at least"), _holds(plan)),
         (_("Asks after"), readable_duration(plan.patience_seconds)),
     ]
-
-
-def _holds(plan: Plan) -> str:
-    """The time of all steps, or of each where they differ."""
-    times = [readable_duration(stage.hold_seconds) for stage in plan.stages]
-    return times[0] if len(set(times)) == 1 else ", ".join(times)
 
 
 def figure(steps: Sequence[RolloutStep]) -> dict[str, Any] | None:
