@@ -432,13 +432,7 @@ def test_awq_weights_under_a_gptq_config(tmp_path):
 
 def needed(scheme):
     """The companion tensors of one quantised weight whose loss must be found."""
-    leaves = set(build._COMPANIONS[scheme](32, 32)) - {
-        "weight",
-        "qweight",
-        "weight_packed",
-        "weight_shape",
-        "weight_format",
-    }
+    leaves = set(build._COMPANIONS[scheme](32, 32)) - {"weight", "qweight", "weight_packed"}
     return [(scheme, leaf) for leaf in sorted(leaves)]
 
 
@@ -462,6 +456,8 @@ def test_scale_missing(tmp_path, scheme, leaf):
         ("ct-int4", "weight_scale", ("BF16", 32, 4)),
         ("ct-int4", "weight_zero_point", ("I32", 2, 2)),
         ("ct-nvfp4", "weight_scale", ("F8_E4M3", 32, 1)),
+        ("ct-int4", "weight_shape", ("I64", 3)),
+        ("ct-nvfp4", "weight_global_scale", ("F32", 2)),
         ("ct-mxfp4", "weight_scale", ("U8", 32, 2)),
         ("nvfp4", "weight_scale", ("F8_E4M3", 16, 2)),
         ("awq", "scales", ("F16", 1, 32)),

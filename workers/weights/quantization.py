@@ -140,6 +140,11 @@ class _Check:
         self.scheme, self.weights = scheme, weights
         self.tensors = weights.tensors
         self.problems: list[_Problem] = []
+        # Written by some versions of the tools only: where one weight has it, all must.
+        self._customary = {leaf for leaf in ("weight_shape", "weight_format") if self._any(leaf)}
+
+    def _any(self, leaf: str) -> bool:
+        return any(name.endswith(f".{leaf}") for name in self.tensors)
 
     def tensor(self, name: str, tensor: Tensor) -> None:
         """Check one tensor if it is a quantised weight."""
@@ -218,6 +223,8 @@ class _Check:
         if how.zero_point:
             packed = (*lead, -(-out * bits // 32), groups)
             self._need(at + "weight_zero_point", [packed, per], name, tensor, what="zero point")
+        if "weight_shape" in self._customary:
+            self._need(at + "weight_shape", [(len(tensor.shape),)], name, tensor, what="shape")
 
     def _four_bit_float(self, at: str, tensor: Tensor, lead: Shape, out: int, into: int, how: WeightScheme) -> None:
         nvfp4 = "mxfp4" not in how.format
@@ -225,9 +232,10 @@ class _Check:
         name = at + "weight_packed"
         self._need(at + "weight_scale", [(*lead, out, -(-into // size))], name, tensor)
         if nvfp4:
-            self._need(at + "weight_global_scale", None, name, tensor, what="global scale")
+            one: list[Shape] = [(), (1,), *([lead, (*lead, 1)] if lead else [])]
+            self._need(at + "weight_global_scale", one, name, tensor, what="global scale")
             if how.static_inputs:
-                self._need(at + "input_global_scale", None, name, tensor, what="input scale")
+                self._need(at + "input_global_scale", one, name, tensor, what="input scale")
 
     def _nvfp4(self, at: str, tensor: Tensor) -> None:
         how, name = self.scheme.of(at.removesuffix(".")), at + "weight"
@@ -242,6 +250,8 @@ class _Check:
     def _bitsandbytes(self, name: str, tensor: Tensor) -> None:
         if tensor.dtype == "I8":
             self._need(name.removesuffix("weight") + "SCB", [tensor.shape[:1], (*tensor.shape[:1], 1)], name, tensor)
+            if "weight_format" in self._customary:
+                self._need(name + "_format", None, name, tensor, what="format")
             return
         if not any(f"{name}.quant_state.bitsandbytes__{kind}" in self.tensors for kind in ("nf4", "fp4")):
             self._missing(f"{name}.quant_state", name, tensor, "quantisation state")
