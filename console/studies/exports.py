@@ -32,7 +32,7 @@ def _csv(study: Study) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer)
     writer.writerow(["study", "variant", "state", "why", "load", "start_seconds", "answers_right", *MEASURES,
-                     *(f"{key}_verdict" for key in presentation.SHOWN)])  # fmt: skip
+                     *(f"{key}_verdict" for key in presentation.TABLE)])  # fmt: skip
     loads = presentation.seen(study).loads or [None]
     for load in loads:
         found = presentation.seen(study, f"{load:g}" if load is not None else "")
@@ -40,7 +40,7 @@ def _csv(study: Study) -> str:
             if row.point is None and load != loads[0]:
                 continue
             values = [row.point.median(key) if row.point else None for key in MEASURES]
-            verdicts = [one.verdict if (one := row.differs(key)) else "" for key in presentation.SHOWN]
+            verdicts = [one.verdict if (one := row.differs(key)) else "" for key in presentation.TABLE]
             cells = [study.title, row.label, row.trial.state, row.trial.state_reason, load if row.point else "",
                      row.trial.start_seconds, row.answered.right if row.answered else "", *values, *verdicts]  # fmt: skip
             writer.writerow([harmless("" if cell is None else cell) for cell in cells])

@@ -22,7 +22,8 @@ from console.studies.ready import READY, ReadyStudy
 from workers.benchmark_payloads import QualityResult
 from workers.vllm import quality
 
-SHOWN = ("output_tokens_per_second", "requests_per_second", "ttft_p95", "itl_p50", "e2e_p95", "goodput_per_second")
+TABLE = ("output_tokens_per_second", "ttft_p95", "itl_p50", "e2e_p95")
+"""What each variant's row shows, goodput beside it where there are targets."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ def seen(study: Study, load: str = "") -> Seen:
 def rows_of(found: Seen) -> tuple[list[Measure], list[Row]]:
     """The table: measures that anything tells, and a row for each variant."""
     told = [point for trial in found.trials if (point := found.at(trial)) is not None]
-    measures = [MEASURES[key] for key in SHOWN if any(key in point.values for point in told)]
+    shown = (*TABLE, *(("goodput_per_second",) if found.study.question.targets.any else ()))
+    measures = [MEASURES[key] for key in shown if any(key in point.values for point in told)]
     base = found.at(found.trials[0]) if found.trials else None
     answers = _answers(found.trials[0]) if found.trials else {}
     return measures, [_row(found, trial, measures, base, answers) for trial in found.trials]

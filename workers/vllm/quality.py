@@ -93,7 +93,7 @@ def compare(first: Mapping[str, tuple[bool, str]], second: Mapping[str, tuple[bo
 
 def _chance(lost: int, won: int) -> float:
     turned = lost + won
-    tail = sum(math.comb(turned, index) for index in range(min(lost, won) + 1)) / 2**turned
+    tail = sum(math.comb(turned, index) for index in range(min(lost, won) + 1)) / float(2**turned)
     return min(1.0, 2 * tail)
 
 
