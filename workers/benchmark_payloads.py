@@ -43,6 +43,8 @@ class Workload(Message):
     output_tokens: int = Field(default=128, ge=1, le=100_000)
     spread: float = Field(default=0, ge=0, lt=1)
     """Lengths lie evenly between (1 - spread) and (1 + spread) times the ones above."""
+    output_spread: float | None = Field(default=None, ge=0, lt=1)
+    """The same for answers alone; None: as `spread`. Only for `random`."""
     prefix_tokens: int = Field(default=0, ge=0, le=1_000_000)
     """`shared_prefix`: length of what prompts have in common; `input_tokens` is what follows it."""
     prefixes: int = Field(default=1, ge=1, le=10_000)

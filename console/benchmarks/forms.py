@@ -9,18 +9,28 @@ from pydantic import ValidationError as PayloadError
 
 from console.access import policies
 from console.access.models import User
+from console.access.policies import Action
 from console.benchmarks import uploads
-from console.benchmarks.models import Benchmark, Dataset
+from console.benchmarks.models import Benchmark, Dataset, Endpoint
 from console.benchmarks.profiles import PROFILES
 from console.benchmarks.services import Question, Remote
 from console.catalog.models import Copy
+from console.common.secrets import decrypt
 from console.deployments.models import Instance
 from console.fleet.models import Engine
 from workers.benchmark_payloads import LoadPlan, SweepPlan, Targets, Workload
 
 _QUIET: dict[str, Any] = {"autocomplete": "off", "spellcheck": "false"}
 MOST_LOADS = 32
-OWN_FIELDS = ("input_tokens", "output_tokens", "spread", "prefix_tokens", "prefixes")
+OWN_FIELDS = ("input_tokens", "output_tokens", "spread", "output_spread", "prefix_tokens", "prefixes")
+
+
+_NEEDED = {
+    "instance": ("instance",),
+    "endpoint": ("endpoint", "engine", "tokenizer"),
+    "remote": ("url", "model", "engine", "tokenizer"),
+}
+"""What each kind of target must name."""
 
 
 class LoadFields(forms.Form):
@@ -33,9 +43,12 @@ class LoadFields(forms.Form):
     input_tokens = forms.IntegerField(label=_("Prompt, in tokens"), required=False, min_value=1, max_value=1_000_000)
     output_tokens = forms.IntegerField(label=_("Answer, in tokens"), required=False, min_value=1, max_value=100_000)
     spread = forms.FloatField(
-        label=_("Uneven by"), required=False, min_value=0, max_value=0.99,
+        label=_("Prompts uneven by"), required=False, min_value=0, max_value=0.99,
         help_text=_("0.5: lengths lie between half and one and a half of these."),
     )  # fmt: skip
+    output_spread = forms.FloatField(
+        label=_("Answers uneven by"), required=False, min_value=0, max_value=0.99, help_text=_("Empty: as the prompts.")
+    )
     prefix_tokens = forms.IntegerField(label=_("Shared beginning, in tokens"), required=False, min_value=0)
     prefixes = forms.IntegerField(label=_("Different beginnings"), required=False, min_value=1, max_value=10_000)
     by = forms.ChoiceField(
@@ -146,8 +159,10 @@ class BenchmarkForm(LoadFields):
 
     target = forms.ChoiceField(
         label=_("Measure"), widget=forms.RadioSelect, initial="instance",
-        choices=[("instance", _("an instance")), ("remote", _("a route, or another server"))],
+        choices=[("instance", _("an instance")), ("endpoint", _("a server that an admin allowed")),
+                 ("remote", _("another server, this once"))],
     )  # fmt: skip
+    endpoint = forms.ModelChoiceField(label=_("Server"), queryset=Endpoint.objects.none(), required=False)
     instance = forms.ModelChoiceField(label=_("Instance"), queryset=Instance.objects.none(), required=False)
     url = forms.URLField(
         label=_("Address"), required=False, max_length=400, assume_scheme="https",
@@ -209,6 +224,10 @@ class BenchmarkForm(LoadFields):
         copies = Copy.objects.filter(state__in=("verified", "unverified")).select_related("revision__model", "host")
         self._choices("tokenizer", policies.visible(user, copies, team_path="host__team"))
         self._choices("dataset", policies.visible(user, Dataset.objects.all()))
+        self._choices("endpoint", policies.visible(user, Endpoint.objects.all()))
+        if not policies.can(user, Action.DEPLOY):
+            # Where the console's hosts send requests to is decided by those who set it up.
+            self.fields["target"].choices = self.fields["target"].choices[:2]  # type: ignore[attr-defined]
         self.fields["engine"].label_from_instance = lambda one: f"{one} · {one.host}"  # type: ignore[attr-defined]
 
     def _choices(self, name: str, rows: Any) -> None:
@@ -217,7 +236,7 @@ class BenchmarkForm(LoadFields):
     def clean(self) -> dict[str, Any]:
         """The target is named, and the question makes sense as a whole."""
         data = super().clean()
-        needed = ("instance",) if data.get("target") == "instance" else ("url", "model", "engine", "tokenizer")
+        needed = _NEEDED.get(data.get("target", ""), ())
         for name in needed:
             if not data.get(name) and name not in self.errors:
                 self.add_error(name, _("Say what is measured."))
@@ -240,12 +259,59 @@ class BenchmarkForm(LoadFields):
     def remote(self) -> Remote:
         """The server that isn't an instance."""
         data = self.cleaned_data
+        if (known := data["endpoint"]) is not None and data["target"] == "endpoint":
+            key = decrypt(known.key) if known.key else ""
+            return Remote(known.url, known.model, key, data["engine"], data["tokenizer"], name=known.name)
         url = data["url"].rstrip("/").removesuffix("/v1")
         return Remote(url, data["model"], data["key"], data["engine"], data["tokenizer"])
 
     def tag_list(self) -> list[str]:
         """Tags, each once."""
         return tag_list(self.cleaned_data["tags"])
+
+
+class EndpointForm(forms.Form):
+    """A server that may be measured."""
+
+    name = forms.CharField(label=_("Name"), max_length=80)
+    url = forms.URLField(
+        label=_("Address"), max_length=400, assume_scheme="https", widget=forms.URLInput(attrs=_QUIET),
+        help_text=_("Of the gateway, or of any OpenAI-compatible server; without /v1."),
+    )  # fmt: skip
+    model = forms.CharField(label=_("Model"), max_length=300, widget=forms.TextInput(attrs=_QUIET))
+    key = forms.CharField(
+        label=_("Key"), required=False, max_length=1000, widget=forms.PasswordInput(attrs=_QUIET),
+        help_text=_("Kept encrypted, shown to nobody, and sealed to the host that asks."),
+    )  # fmt: skip
+
+
+class ManyFiles(forms.ClearableFileInput):
+    """An input for several files."""
+
+    allow_multiple_selected = True
+
+
+class FilesField(forms.FileField):
+    """Several files."""
+
+    widget = ManyFiles
+
+    def clean(self, data: Any, initial: Any = None) -> Any:
+        """Each file by itself."""
+        files = data if isinstance(data, list | tuple) else [data]
+        return [super(FilesField, self).clean(one, initial) for one in files]
+
+
+class ImportForm(forms.Form):
+    """Results of other tools."""
+
+    files = FilesField(
+        label=_("Files"),
+        help_text=_("JSON of “vllm bench serve”, of “vllm bench sweep serve” (summary.json, run=N.json), or of GuideLLM. "
+                    "Several become one benchmark: runs at the same load are repeats."),
+    )  # fmt: skip
+    title = forms.CharField(label=_("Name"), required=False, max_length=120)
+    notes = forms.CharField(label=_("Notes"), required=False, widget=forms.Textarea(attrs={"rows": 2}))
 
 
 class DescribeForm(forms.Form):

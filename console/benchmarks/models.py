@@ -194,6 +194,27 @@ class Run(models.Model):
         return json.loads(gzip.decompress(base64.b64decode(self.raw))) if self.raw else None
 
 
+class Endpoint(Owned):
+    """An OpenAI-compatible server that an admin allows to be measured: the gateway, another engine, a rented one."""
+
+    name = models.CharField(max_length=80)
+    url = models.CharField(max_length=400)
+    """Without `/v1`."""
+    model = models.CharField(max_length=300)
+    """The name that is asked for."""
+    key = models.TextField(blank=True)
+    """Encrypted (`common.secrets`); shown to nobody, sealed to the host that asks."""
+    allowed_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    allowed_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["team", "name"], name="one_endpoint_per_name")]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.model}"
+
+
 class Baseline(Owned):
     """A benchmark that later ones of the same kind are judged by: one per model, device, engine, arguments and profile."""
 

@@ -150,6 +150,8 @@ def sentence(benchmark: Benchmark, found: Sequence[Point]) -> str:
 
 def asked(benchmark: Benchmark) -> list[tuple[str, str]]:
     """What was asked, as label and words."""
+    if benchmark.origin == "import":
+        return [(_("Loads"), _loads(benchmark.load_plan)), (_("Prompts"), _("not told by the file"))]
     workload, loads, goals = benchmark.asked, benchmark.load_plan, benchmark.goals
     profile = PROFILES.get(benchmark.profile)
     limits = (
@@ -178,7 +180,11 @@ def _prompts(benchmark: Benchmark, workload: Workload) -> str:
     if workload.kind == "prompts":
         return _("%d own prompts") % len(workload.prompts)
     text = _("%(input)d tokens in, %(output)d out") % {"input": workload.input_tokens, "output": workload.output_tokens}
-    if workload.spread:
+    if workload.output_spread is not None and workload.output_spread != workload.spread:
+        text += " " + _("(± %(input).0f %%, ± %(output).0f %%)") % {
+            "input": 100 * workload.spread, "output": 100 * workload.output_spread,
+        }  # fmt: skip
+    elif workload.spread:
         text += f" ± {100 * workload.spread:.0f} %"
     if workload.kind == "shared_prefix":
         text = _("%(prefix)d shared tokens, then %(rest)s") % {"prefix": workload.prefix_tokens, "rest": text}
@@ -206,6 +212,7 @@ def facts(benchmark: Benchmark) -> list[tuple[str, str]]:
         (_("Server"), subject.get("remote", "")),
         (_("Model"), " @ ".join(filter(None, (subject.get("model", ""), str(subject.get("commit", ""))[:12])))),
         (_("Engine"), engine),
+        (_("Imported from"), subject.get("imported", "")),
         (_("Asked by"), subject.get("client_engine", "")),
         (_("Question set"), answers.summary(benchmark)),
         (_("Arguments"), " ".join(subject.get("arguments") or [])),

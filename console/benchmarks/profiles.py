@@ -54,7 +54,7 @@ def fitted(workload: Workload, context_tokens: int | None) -> Workload:
     """The workload with lengths that fit into a context of so many tokens, in the same proportion; None: unknown."""
     if context_tokens is None or workload.kind in ("prompts", "conversations"):
         return workload
-    longest = 1 + workload.spread
+    longest = 1 + max(workload.spread, workload.output_spread or 0)
     asked = workload.prefix_tokens + (workload.input_tokens + workload.output_tokens) * longest
     # A few tokens of room: tokenizers add their own, and a chat template adds its frame.
     room = context_tokens - max(16, context_tokens // 32)

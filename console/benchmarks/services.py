@@ -72,6 +72,8 @@ class Remote:
     key: str
     engine: Engine
     tokenizer: Copy
+    name: str = ""
+    """As an admin called it; empty: it was typed."""
 
 
 def measure_instance(
@@ -151,7 +153,8 @@ def measure_remote(
     )  # fmt: skip
     with transaction.atomic():
         benchmark = Benchmark(
-            title=title or f"{remote.model} · {remote.url}"[:160], remote_url=remote.url, remote_model=remote.model,
+            title=title or f"{remote.model} · {remote.name or remote.url}"[:160], remote_url=remote.url,
+            remote_model=remote.model,
             remote_key=encrypt(remote.key) if remote.key else "", host=host,
             subject={"remote": remote.url, "model": remote.model, "client_engine": remote.engine.key}
             | subjects.of_host(host),

@@ -110,4 +110,6 @@ def _sorted_arguments(arguments: Sequence[str]) -> list[str]:
 
 def question_digest(*, workload: Mapping[str, Any], loads: Mapping[str, Any], targets: Mapping[str, Any]) -> str:
     """What was asked, as a name: only benchmarks that asked the same can be a baseline for each other."""
-    return digest({"workload": dict(workload), "loads": dict(loads), "targets": dict(targets)})
+    # What a workload leaves open counts as it did before there was a choice: baselines stay baselines.
+    said = {name: value for name, value in workload.items() if value is not None}
+    return digest({"workload": said, "loads": dict(loads), "targets": dict(targets)})

@@ -7,6 +7,9 @@ from console.benchmarks import gate_views, views
 urlpatterns = [
     path("benchmarks/", views.benchmark_list, name="benchmark_list"),
     path("benchmarks/new/", views.benchmark_new, name="benchmark_add"),
+    path("benchmarks/endpoints/", views.endpoint_list, name="endpoint_list"),
+    path("benchmarks/endpoints/<int:pk>/forget/", views.endpoint_forget, name="endpoint_forget"),
+    path("benchmarks/import/", views.benchmark_import, name="benchmark_import"),
     path("benchmarks/compare/", views.benchmark_compare, name="benchmark_compare"),
     path("benchmarks/<int:pk>/", views.benchmark_detail, name="benchmark_detail"),
     path("benchmarks/<int:pk>/describe/", views.benchmark_describe, name="benchmark_describe"),

@@ -18,11 +18,21 @@ from console.access import services as access
 from console.access.models import User
 from console.access.policies import Action
 from console.access.share_pages import ask_for_link, render_shared
-from console.benchmarks import answers, charts, comparison, exports, presentation, services, subjects
+from console.benchmarks import (
+    answers,
+    charts,
+    comparison,
+    endpoints,
+    exports,
+    imports,
+    presentation,
+    services,
+    subjects,
+)
 from console.benchmarks.curves import points
 from console.benchmarks.filters import BenchmarkFilter
-from console.benchmarks.forms import BenchmarkForm, DescribeForm, initial_of
-from console.benchmarks.models import Benchmark
+from console.benchmarks.forms import BenchmarkForm, DescribeForm, EndpointForm, ImportForm, initial_of
+from console.benchmarks.models import Benchmark, Endpoint
 from console.benchmarks.profiles import PROFILES
 from console.common.errors import Refused
 from console.common.forms import add_refusal
@@ -67,7 +77,12 @@ def benchmark_new(request: HttpRequest) -> HttpResponse:
             add_refusal(form, refusal)
         else:
             return redirect("benchmark_detail", pk=benchmark.pk)
-    context = {"form": form, "may_remote": policies.can(user, Action.DEPLOY), "profiles": profiles()}
+    context = {
+        "form": form,
+        "may_remote": policies.can(user, Action.DEPLOY),
+        "may_choose": policies.can(user, Action.DEPLOY) or form.fields["endpoint"].queryset.exists(),
+        "profiles": profiles(),
+    }
     return render(request, "benchmarks/new.html", context, status=400 if form.errors else 200)
 
 
@@ -91,12 +106,61 @@ def _start(form: BenchmarkForm, user: User) -> Benchmark:
     more = {"title": data["title"], "notes": data["notes"], "tags": form.tag_list(), "actor": user}
     question = form.asked()
     if data["target"] == "remote":
-        # Where the console's hosts send requests to is decided by those who set it up.
         policies.require(user, Action.DEPLOY)
+    if data["target"] in ("remote", "endpoint"):
         return services.measure_remote(form.remote(), question, **more)
     return services.measure_instance(
         data["instance"], question, despite_traffic=data["despite_traffic"], with_quality=data["quality"], **more
     )
+
+
+@require_http_methods(["GET", "POST"])
+def benchmark_import(request: HttpRequest) -> HttpResponse:
+    """Keep what another tool measured, to compare with."""
+    user = policies.require(request.user, Action.OPERATE)
+    form = ImportForm(request.POST or None, request.FILES or None)
+    if request.method == "POST" and form.is_valid():
+        data = form.cleaned_data
+        try:
+            benchmark = imports.import_files(data["files"], title=data["title"], notes=data["notes"], actor=user)
+        except Refused as refusal:
+            add_refusal(form, refusal)
+        else:
+            return redirect("benchmark_detail", pk=benchmark.pk)
+    return render(request, "benchmarks/import.html", {"form": form}, status=400 if form.errors else 200)
+
+
+@require_http_methods(["GET", "POST"])
+def endpoint_list(request: HttpRequest) -> HttpResponse:
+    """Servers that may be measured; admins allow more of them."""
+    user = policies.require(request.user, Action.DEPLOY)
+    form = EndpointForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            endpoints.allow(**form.cleaned_data, actor=user)
+        except Refused as refusal:
+            add_refusal(form, refusal)
+        else:
+            return redirect("endpoint_list")
+    known = policies.visible(user, Endpoint.objects.select_related("allowed_by"))
+    context = {"form": form, "endpoints": known}
+    return render(request, "benchmarks/endpoints.html", context, status=400 if form.errors else 200)
+
+
+@require_http_methods(["GET", "POST"])
+def endpoint_forget(request: HttpRequest, pk: int) -> HttpResponse:
+    """Allow a server no longer."""
+    endpoint = policies.get(request.user, Endpoint.objects.all(), Action.DEPLOY, pk=pk)
+    context = {
+        "title": _("Forget %s") % endpoint, "heading": _("Forget “%s”?") % endpoint, "button": _("Forget"), "danger": True,
+        "consequences": [_("Nobody can measure it any more, and its key is deleted. What was measured stays.")],
+        "back": reverse("endpoint_list"),
+    }  # fmt: skip
+
+    def act(user: User, reason: str) -> None:
+        endpoints.forget(endpoint, actor=user, reason=reason)
+
+    return ask(request, context, act, then="endpoint_list")
 
 
 @require_GET

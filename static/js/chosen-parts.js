@@ -1,6 +1,7 @@
 // Parts of a form that belong to a choice: <div data-when="name=value"> is shown while the radio button or select NAME has VALUE.
 // Without scripts all parts are shown; the server reads only those of the choice.
-const parts = [...document.querySelectorAll("[data-when]")];
+// data-when-not="name=value" is hidden for that value and shown for every other.
+const parts = [...document.querySelectorAll("[data-when], [data-when-not]")];
 
 function chosen(form, name) {
   const field = form?.elements.namedItem(name);
@@ -9,8 +10,9 @@ function chosen(form, name) {
 
 function show() {
   for (const part of parts) {
-    const [name, value] = part.dataset.when.split("=");
-    part.hidden = chosen(part.closest("form"), name) !== value;
+    const [name, value] = (part.dataset.when ?? part.dataset.whenNot).split("=");
+    const isChosen = chosen(part.closest("form"), name) === value;
+    part.hidden = part.dataset.when ? !isChosen : isChosen;
   }
 }
 

@@ -1,5 +1,6 @@
 """The command line of one `vllm bench serve`, for the engine version that runs it."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ def _dataset(workload: Workload, one: One) -> list[str]:
             "--dataset-name", "random",
             "--random-input-len", str(workload.input_tokens),
             "--random-output-len", str(workload.output_tokens),
-            "--random-range-ratio", f"{workload.spread:g}",
+            "--random-range-ratio", _range_ratio(workload),
         ]  # fmt: skip
     if workload.kind == "shared_prefix":
         return [
@@ -92,6 +93,13 @@ def _dataset(workload: Workload, one: One) -> list[str]:
     return [
         "--dataset-name", "custom", "--dataset-path", str(one.upload), "--custom-output-len", "-1", "--skip-chat-template",
     ]  # fmt: skip
+
+
+def _range_ratio(workload: Workload) -> str:
+    """One number for both lengths, or JSON where they differ (vLLM from 0.20 at the latest)."""
+    if workload.output_spread in (None, workload.spread):
+        return f"{workload.spread:g}"
+    return json.dumps({"input": workload.spread, "output": workload.output_spread})
 
 
 def _goodput(targets: Targets) -> list[str]:
