@@ -32,6 +32,7 @@ MARK = "SLIPWAY_CONSOLE_PROCESS"
 _HOSTS_KEYS = ("hosts_url", "hosts_web_port", "hosts_redis_url", "hosts_broker_port")
 """What `runtime.json` says while other machines can reach this console, and must not say otherwise."""
 _UNHEALTHY_AFTER = 6
+_NEVER_STARTED_AFTER = 36
 _HEALTH_SECONDS = 5.0
 
 
@@ -252,12 +253,23 @@ class Console:
         return Program("host", argv, environment)
 
     def _watch_web(self) -> None:
-        """Have the web process killed, and so started again, when it has not answered for half a minute."""
-        silent = 0
+        """Have the web process killed, and so started again, when it has not answered for half a minute.
+
+        One that has not answered yet may still be starting, on a busy machine for long: it gets three minutes, or it would be
+        killed again and again before it can answer.
+        """
+        silent, answered = 0, False
+        watched: int | None = None
         while not self.supervisor.stopping:
             time.sleep(_HEALTH_SECONDS)
-            silent = 0 if answers(local_url()) else silent + 1
-            if silent >= _UNHEALTHY_AFTER and not self.supervisor.stopping:
+            pid = self.supervisor.pids().get("web")
+            if pid != watched:
+                silent, watched, answered = 0, pid, False
+            if answers(local_url()):
+                silent, answered = 0, True
+                continue
+            silent += 1
+            if silent >= (_UNHEALTHY_AFTER if answered else _NEVER_STARTED_AFTER) and not self.supervisor.stopping:
                 self.supervisor.say(f"web has not answered for {silent * _HEALTH_SECONDS:.0f} s and is started again")
                 self.supervisor.restart("web")
                 silent = 0
