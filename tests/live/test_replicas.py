@@ -108,7 +108,8 @@ def test_two_replicas_serve_are_replaced_and_restarted_one_by_one_and_end_with_t
         console.wait_job(last_job(console), seconds=JOB_SECONDS)
     assert fewest == [2]
     assert states(console) == ["stopped", "stopped", "ready", "ready"]
-    assert not {first, second} & set(serving(console))
+    # A new one may listen where the one before it has just ended: the numbers of `states` say that both are new.
+    assert len(set(serving(console))) == 2
     assert [models(port, key) for port in serving(console)] == [200, 200]
     assert len(claims(console)) == 2
 
