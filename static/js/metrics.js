@@ -34,7 +34,7 @@ function colours() {
   return Object.fromEntries(["accent", "calm", "warn", "bad", "ok", "dim", "line", "ink", "card"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 
-// Milliseconds to add, so that Plotly, which knows UTC only, writes the time of a zone.
+// Milliseconds between UTC and a zone's clock at a moment.
 function offsetOf(zone, at) {
   const parts = new Intl.DateTimeFormat("en-GB", { timeZone: zone, hourCycle: "h23", year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" }).formatToParts(at);
   const part = (type) => Number(parts.find((one) => one.type === type).value);
@@ -319,7 +319,9 @@ class MetricBoard extends HTMLElement {
   draw() {
     if (!this.data || !window.Plotly || document.hidden) return;
     const palette = colours();
-    const shift = offsetOf(this.state.zone, (this.data.t.at(-1) ?? this.data.span.end * 1000));
+    const at = this.data.t.at(-1) ?? this.data.span.end * 1000;
+    // Plotly takes numbers for moments and writes them in the browser's own zone, which is taken off again here.
+    const shift = offsetOf(this.state.zone, at) + new Date(at).getTimezoneOffset() * 60_000;
     const zoneName = this.querySelector("[data-zone-name]");
     if (zoneName) zoneName.textContent = this.state.zone;
     const x = this.data.t.map((moment) => moment + shift);

@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,9 @@ def test_live_points_marks_zoom_and_pictures(
     page, problems = opened(chromium, site, viewer)
     page.goto(f"/deployments/{scene.deployment.pk}/metrics/")
     drawn(page)
+    # The reader has chosen UTC, and the browser is elsewhere.
+    shown = page.evaluate("document.querySelector('[data-plot=tokens]')._fullLayout.xaxis.range[1]")
+    assert abs(datetime.fromisoformat(f"{shown[:19]}+00:00").timestamp() - time.time()) < 120
     page.locator("metric-board[data-link=live]").wait_for(state="attached")
     second = int(time.time()) + 1
     scene.tell(second)
