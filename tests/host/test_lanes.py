@@ -254,6 +254,20 @@ def test_blocks_of_the_gap_are_given_back_to_the_disk(tmp_path: Path, monkeypatc
     assert path.read_bytes()[-8192:] == b"x" * 8192
 
 
+def test_a_log_keeps_its_cap_while_there_is_no_broker(host: HostUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("HEAD_BYTES", 8192), ("TAIL_BYTES", 8192), ("_PUNCH_STEP_BYTES", 4096)):
+        monkeypatch.setattr(logs, name, value)
+    files, path = make_log(host, b"x" * 400_000)
+    lane = LogSender(host.config.name)
+    lane.follow(files, 1, [])
+    for _round in range(3):
+        lane.keep_caps()
+        assert path.stat().st_blocks * 512 < 100_000
+        with path.open("ab") as log:
+            log.write(b"y" * 60_000)
+    assert path.read_bytes().endswith(b"y" * 8192)
+
+
 def test_a_secret_in_a_log_is_masked_and_offsets_stay(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"key=sk-12345678 end\nkey=sk-1234")

@@ -55,6 +55,7 @@ _INVENTORY_SECONDS = 600.0
 _FIRST_LOOK_SECONDS = 15.0
 """How long the first inventory waits for the devices; a host whose driver hangs is told without them."""
 _HOUSEKEEPING_SECONDS = 3600.0
+_LOG_CAPS_SECONDS = 2.0
 _BRING_UP_THREADS = 32
 _FIRST_SEAT_SECONDS = 3.0
 
@@ -147,6 +148,7 @@ class Agent:
             every(TICK_SECONDS, supervisor.tick),
             every(0.5, self._tell_inventory),
             every(1.0, self._apply_cancellations),
+            every(_LOG_CAPS_SECONDS, self._logs.keep_caps),
             every(_HOUSEKEEPING_SECONDS, lambda: self._keep_house(host)),
             every(0.2, self._worker.keep_alive),
             every(OFFERS_TICK_SECONDS, self._offers.tick),

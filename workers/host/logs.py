@@ -50,7 +50,7 @@ class LogTail:
     final_sent: bool = False
     moved_at: float = 0.0
     patience: float = _RESEND_AFTER_SECONDS
-    punched: int = HEAD_BYTES
+    punched: int = 0
     held: int = 0
     """Bytes of an unfinished last line that were seen, and how often in a row they were the same."""
     looks: int = 0
@@ -128,7 +128,8 @@ class LogTail:
         """Free the disk blocks of the part that the cap leaves out; offsets stay what they are."""
         size = self.path.stat().st_size if self.path.exists() else 0
         end = (size - TAIL_BYTES) // 4096 * 4096
-        if end - self.punched >= _PUNCH_STEP_BYTES and _punch_hole(self.path, self.punched, end - self.punched):
+        begin = max(self.punched, HEAD_BYTES)
+        if end - begin >= _PUNCH_STEP_BYTES and _punch_hole(self.path, begin, end - begin):
             self.punched = end
 
 
@@ -149,6 +150,11 @@ class LogSender:
             self._tails[key] = LogTail(files.instance, attempt, files.log(attempt), secrets)
             self._files[key] = files
             self.doorbell.set()
+
+    def keep_caps(self) -> None:
+        """Give back what the caps leave out of all logs. Needs no broker: logs grow while it is away, too."""
+        for tail in self._tails.values():
+            tail.give_back_blocks()
 
     def ended(self, instance: UUID, attempt: int) -> None:
         """No process writes to this log any more."""
@@ -195,7 +201,6 @@ class LogSender:
         values = await client.hmget(self._cursors, [tail.cursor_field for tail in tails])
         for tail, value in zip(tails, values, strict=True):
             tail.set_cursor(int(value) if value else 0, now)
-            tail.give_back_blocks()
 
     def _drop_finished(self) -> None:
         for key, tail in list(self._tails.items()):
