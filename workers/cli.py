@@ -29,12 +29,16 @@ class Parser(argparse.ArgumentParser):
     """A parser that keeps the promise of `--json` for usage errors, too: one JSON object on stdout, exit code 2."""
 
     json_asked = False
+    command = ""
+    """The command that was asked for; empty when none of them was named."""
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the command line and exit with 2."""
         if Parser.json_asked:
-            finding = {"code": "usage", "severity": "error", "message": message, "fix": self.format_usage().strip()}
-            sys.stdout.write(json.dumps({"ok": False, "findings": [finding]}) + "\n")
+            fix = f"Look at `slipway {Parser.command} --help`." if Parser.command else self.format_usage().strip()
+            finding = {"code": "usage", "severity": "error", "flag": "", "message": message, "fix": fix}
+            blank = {"engine_version": "", "argv": []} if Parser.command == "args" else {}
+            sys.stdout.write(json.dumps({"ok": False, "findings": [finding], **blank}) + "\n")
         super().error(message)
 
 
@@ -46,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="slipway", description="Slipway: serve language models on your own GPUs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     asked = next((word for word in arguments if word in COMMANDS), None)
+    Parser.command = asked or ""
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
         if name == asked:

@@ -1,9 +1,11 @@
 """Times and sizes in words: "4 min ago", "1 min 12 s", "5.2 GiB"."""
 
 from datetime import datetime
+from functools import cache
 
 from django.utils import timezone
 from django.utils.formats import number_format
+from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
@@ -12,6 +14,11 @@ _JUST_NOW_SECONDS = 5
 
 def unit_words() -> dict[str, str]:
     """Patterns for spans of time; the page's scripts use the same ones to keep times current."""
+    return _unit_words(get_language())
+
+
+@cache
+def _unit_words(language: str | None) -> dict[str, str]:  # noqa: ARG001 - what gettext answers depends on it
     return {
         "now": _("just now"),
         "ago": _("%s ago"),

@@ -77,13 +77,12 @@ NOT_REMOVED = ~Q(public_key="", join_token_sha256="", redis_password_sha256="")
 def totals(hosts: QuerySet[Host]) -> dict[str, Any]:
     """What all hosts together are, in one query: how many are online, silent, waiting or in trouble, GPUs, free memory."""
     limit = timezone.now() - timedelta(seconds=OFFLINE_AFTER_SECONDS)
-    there = NOT_REMOVED
-    online = there & Q(last_seen_at__gt=limit)
-    return hosts.aggregate(
-        all=Count("pk", filter=there),
+    online = Q(last_seen_at__gt=limit)
+    return hosts.filter(NOT_REMOVED).aggregate(
+        all=Count("pk"),
         online=Count("pk", filter=online),
-        offline=Count("pk", filter=there & Q(last_seen_at__lte=limit)),
-        waiting=Count("pk", filter=there & Q(last_seen_at=None)),
+        offline=Count("pk", filter=Q(last_seen_at__lte=limit)),
+        waiting=Count("pk", filter=Q(last_seen_at=None)),
         gpus=Sum("gpu_count", filter=online, default=0),
         memory_free=Sum("memory_free", filter=online & Q(gpu_count__gt=0), default=0),
         failing=Count("pk", filter=online & (Q(environment_failures__gt=0) | Q(lost_devices__gt=0))),

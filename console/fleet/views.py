@@ -2,7 +2,7 @@
 
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.db.models import Count, Prefetch, Q
+from django.db.models import Prefetch
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -16,14 +16,22 @@ from console.access.policies import Action
 from console.common.errors import Refused
 from console.common.forms import add_refusal
 from console.common.parts import wants_part
-from console.fleet import agent_card, device_presentation, environment, joining, labels, presentation, services
+from console.fleet import (
+    agent_card,
+    device_presentation,
+    environment,
+    host_rows,
+    joining,
+    labels,
+    presentation,
+    services,
+)
 from console.fleet.filters import HostFilter
 from console.fleet.forms import AddHostForm, HostLabelsForm, PortsForm
 from console.fleet.models import Engine, Host
 from console.fleet.upkeep_views import ask
 
 PAGE_SIZE = 50
-GONE = ("stopped", "crashed")
 LIVE_STEPS = ("queued", "running", "cancelling", "interrupted")
 
 
@@ -32,34 +40,16 @@ def host_list(request: HttpRequest) -> HttpResponse:
     """All hosts with presence, devices, engines, instances and what is wrong with them."""
     every = policies.visible(request.user, Host.objects.all())
     chosen = HostFilter(request.GET, queryset=every.defer("vitals", "facts").order_by("name"))
-    rows = chosen.qs.prefetch_related(Prefetch("engines", Engine.objects.filter(present=True)))
-    page = Paginator(rows, PAGE_SIZE).get_page(request.GET.get("page"))
-    counts = _instance_counts([host.pk for host in page])
-    for host in page:
-        host.shown_look = _shown_look(host)
-        host.groups = presentation.device_groups(host)
-        host.instances_count, host.ready_count = counts.get(host.pk, (0, 0))
+    found = chosen.qs.prefetch_related(Prefetch("engines", Engine.objects.filter(present=True)))
+    page = Paginator(found, PAGE_SIZE).get_page(request.GET.get("page"))
     context = {
         "page": page,
+        "rows": host_rows.rows(page),
         "filter": chosen,
-        "filtered": any(request.GET.get(name) for name in ("q", "presence", "devices", "state")),
+        "filtered": any(request.GET.get(name) for name in HostFilter.base_filters if name != "sort"),
         "totals": presentation.totals(every),
     }
     return render(request, "fleet/_host_rows.html" if wants_part(request) else "fleet/hosts.html", context)
-
-
-def _instance_counts(hosts: list[int]) -> dict[int, tuple[int, int]]:
-    """Host -> (living instances, ready ones); grouped by the key alone, since a host's row holds a lot."""
-    living = ~Q(instances__state__in=GONE) & Q(instances__isnull=False)
-    rows = (
-        Host.objects.filter(pk__in=hosts)
-        .order_by()
-        .values("pk")
-        .annotate(
-            living=Count("instances", filter=living), ready=Count("instances", filter=Q(instances__state="ready"))
-        )
-    )
-    return {row["pk"]: (row["living"], row["ready"]) for row in rows}
 
 
 def _shown_look(host: Host) -> str:
@@ -74,7 +64,7 @@ def host_detail(request: HttpRequest, pk: int) -> HttpResponse:
     host.shown_look = _shown_look(host)  # type: ignore[attr-defined]
     instances = list(host.instances.exclude(state="stopped").select_related("deployment", "host", "spec__engine")[:100])
     crashed = sum(one.state == "crashed" for one in instances)
-    count, ready = _instance_counts([host.pk])[host.pk]
+    count, ready = host_rows.instance_counts([host.pk])[host.pk]
     facts = environment.facts_of_host(host)
     names = {
         str(one.uuid): (f"{one.deployment.name} #{one.number}", reverse("instance_detail", args=[one.pk]))

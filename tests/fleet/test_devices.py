@@ -250,8 +250,33 @@ def test_the_list_filters_and_sorts_by_devices_memory_and_environment(viewer: Us
     assert found(state="failing") == ["small"]
     assert found(state="sound") == ["big", "plain"]
     assert found(q="nvidia small") == ["small"]
+    assert found(devices="NVIDIA small") == ["small"]
     totals = client.get(reverse("host_list")).context["totals"]
     assert (totals["online"], totals["gpus"], totals["memory_free"], totals["failing"]) == (3, 9, 610 * GIB, 1)
+
+
+def test_the_list_filters_by_label_and_by_what_people_want_of_a_host_and_leaves_removed_ones_out(viewer: User) -> None:
+    for name, values in (
+        ("a", {"labels": {"zone": "a", "old": ""}}),
+        ("b", {"labels": {"zone": "b"}, "state": "paused"}),
+        ("c", {"state": "draining"}),
+    ):
+        Host.objects.create(name=name, public_key="x", last_seen_at=timezone.now(), **values)
+    Host.objects.create(name="gone")
+    client = signed_in(viewer)
+
+    def found(**query: Any) -> list[str]:
+        return [row.name for row in client.get(reverse("host_list"), query).context["rows"]]
+
+    assert found() == ["a", "b", "c"]
+    assert found(presence="removed") == ["gone"]
+    assert found(label="zone=b") == ["b"]
+    assert found(label="old") == ["a"]
+    assert found(presence="paused") == ["b"]
+    assert found(presence="draining", label="zone=a") == []
+    shown = client.get(reverse("host_list"), {"label": "zone=b"}).content.decode()
+    assert '<option value="zone=b" selected>' in shown
+    assert "paused" in shown
 
 
 def _many(count: int) -> None:
@@ -299,7 +324,7 @@ def test_a_thousand_hosts_of_8_gpus_cost_the_queries_and_about_the_time_of_sixty
     _many(1000)
     with django_assert_num_queries(queries):
         answer = client.get(reverse("host_list"))
-    assert queries <= 8
+    assert queries <= 9
     assert answer.content.decode().count("8 × NVIDIA H100") == 50
     assert _best(client) < 2 * sixty
 
