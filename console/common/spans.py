@@ -1,7 +1,7 @@
 """Times and sizes in words: "4 min ago", "1 min 12 s", "5.2 GiB"."""
 
 from datetime import datetime
-from functools import cache
+from functools import cache, lru_cache
 
 from django.utils import timezone
 from django.utils.formats import number_format
@@ -52,7 +52,7 @@ def coarse_duration(seconds: float) -> str:
     whole = max(0, int(seconds))
     for name, size in (("d", _DAY), ("h", _HOUR), ("min", _MINUTE)):
         if whole >= size:
-            return unit[name] % number_format(whole // size)
+            return unit[name] % _number(whole // size, get_language())
     return unit["s"] % whole
 
 
@@ -77,5 +77,11 @@ def readable_bytes(count: float) -> str:
 
 def _three_figures(size: float, *, whole: bool) -> str:
     if whole or abs(size) >= 100:
-        return str(number_format(round(size)))
-    return str(number_format(round(size, 1) if size % 1 else round(size)))
+        return _number(round(size), get_language())
+    return _number(round(size, 1) if size % 1 else round(size), get_language())
+
+
+@lru_cache(maxsize=8192)
+def _number(value: float, language: str | None) -> str:  # noqa: ARG001 - how it is written depends on it
+    """Write a number in the reader's way; a list of hosts has hundreds of them, most of them again and again."""
+    return str(number_format(value))

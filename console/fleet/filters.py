@@ -58,7 +58,7 @@ class HostFilter(django_filters.FilterSet):  # type: ignore[misc]
 
     def _kinds(self) -> list[tuple[Any, list[tuple[str, str]]]]:
         """The kinds of GPUs that the hosts have, as a group of choices."""
-        gpus = Device.objects.filter(kind="gpu", host__in=self.queryset.order_by())
+        gpus = Device.objects.filter(kind="gpu", host__in=self.queryset.order_by().values("pk"))
         names = gpus.order_by("name").values_list("name", flat=True).distinct()
         return [(_("Kinds of GPUs"), [(name, name) for name in names])] if names else []
 

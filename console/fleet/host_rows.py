@@ -14,9 +14,14 @@ from django.utils.translation import gettext as _
 from console.common.spans import readable_bytes
 from console.common.templatetags.slipway import ago, state
 from console.fleet import labels, presentation
-from console.fleet.models import Host
+from console.fleet.models import Engine, Host
 
 GONE = ("stopped", "crashed")
+COLUMNS = (
+    "name", "state", "public_key", "join_token_sha256", "redis_password_sha256", "agent_version", "last_seen_at",
+    "gpu_count", "memory_free", "device_groups", "lost_devices", "environment_failures", "environment_warnings", "labels",
+)  # fmt: skip
+"""What a row needs of a host; the rest (facts, vitals) is most of its size."""
 _DASH: SafeString = mark_safe('<span class="dim">–</span>')
 
 
@@ -47,16 +52,17 @@ class Cells:
         self._unknown, self._of = _("%(count)s unknown"), _("%(ready)s of %(count)s")
         self._memory_of, self._used = _("Memory of %(name)s"), _("%(used)s of %(total)s used")
 
-    def row(self, host: Host, instances: int, ready: int) -> Row:
-        """The row of a host with so many living and ready instances; its engines are fetched already."""
+    def row(self, host: Host, engines: list[str], instances: int, ready: int) -> Row:
+        """The row of a host with these engines, and so many living and ready instances."""
+        presence = host.presence
         return Row(
             url=self._detail.replace("/0/", f"/{host.pk}/"),
             name=host.name,
-            state=self._state(host),
+            state=self._state(host, presence),
             devices=self._devices(host),
             free="–" if host.memory_free is None else readable_bytes(host.memory_free),
-            engines=self._engines([f"{one.distribution} {one.version}" for one in host.engines.all()]),
-            ready=self._readiness(host, instances, ready),
+            engines=self._engines(engines),
+            ready=self._readiness(presence, instances, ready),
             environment=self._environment(host),
             agent=host.agent_version or "–",
             heard=ago(host.last_seen_at, self._never),
@@ -68,10 +74,10 @@ class Cells:
             self._drawn[key] = mark_safe(draw())  # noqa: S308 - from a template or format_html
         return self._drawn[key]
 
-    def _state(self, host: Host) -> SafeString:
+    def _state(self, host: Host, presence: str) -> SafeString:
         if presentation.is_removed(host):
             return self._once(("state", "removed"), lambda: state("removed"))
-        presence, wanted = host.presence, host.state
+        wanted = host.state
         if wanted == "accepting":
             return self._once(("state", presence), lambda: state(presence))
         return self._once(("state", presence, wanted), lambda: format_html("{} {}", state(presence), state(wanted)))
@@ -102,8 +108,8 @@ class Cells:
             lambda: "".join(format_html(tag, one) for one in names) or format_html(none, _("none")),
         )
 
-    def _readiness(self, host: Host, instances: int, ready: int) -> str:
-        if instances and host.presence == "offline":
+    def _readiness(self, presence: str, instances: int, ready: int) -> str:
+        if instances and presence == "offline":
             return self._unknown % {"count": instances}
         return self._of % {"ready": ready, "count": instances}
 
@@ -113,10 +119,19 @@ class Cells:
 
 
 def rows(hosts: Iterable[Host]) -> list[Row]:
-    """The rows of a page of hosts, in their order; one query counts what runs there."""
+    """The rows of a page of hosts, in their order; one query counts what runs there, one names the engines."""
     hosts, cells = list(hosts), Cells()
-    counts = instance_counts([host.pk for host in hosts])
-    return [cells.row(host, *counts.get(host.pk, (0, 0))) for host in hosts]
+    keys = [host.pk for host in hosts]
+    counts, engines = instance_counts(keys), _engines_of(keys)
+    return [cells.row(host, engines.get(host.pk, []), *counts.get(host.pk, (0, 0))) for host in hosts]
+
+
+def _engines_of(hosts: list[int]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    present = Engine.objects.filter(host__in=hosts, present=True).order_by("distribution", "version")
+    for host, distribution, version in present.values_list("host_id", "distribution", "version"):
+        found.setdefault(host, []).append(f"{distribution} {version}")
+    return found
 
 
 def instance_counts(hosts: list[int]) -> dict[int, tuple[int, int]]:

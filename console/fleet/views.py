@@ -39,9 +39,8 @@ LIVE_STEPS = ("queued", "running", "cancelling", "interrupted")
 def host_list(request: HttpRequest) -> HttpResponse:
     """All hosts with presence, devices, engines, instances and what is wrong with them."""
     every = policies.visible(request.user, Host.objects.all())
-    chosen = HostFilter(request.GET, queryset=every.defer("vitals", "facts").order_by("name"))
-    found = chosen.qs.prefetch_related(Prefetch("engines", Engine.objects.filter(present=True)))
-    page = Paginator(found, PAGE_SIZE).get_page(request.GET.get("page"))
+    chosen = HostFilter(request.GET, queryset=every.only(*host_rows.COLUMNS).order_by("name"))
+    page = Paginator(chosen.qs, PAGE_SIZE).get_page(request.GET.get("page"))
     context = {
         "page": page,
         "rows": host_rows.rows(page),

@@ -77,7 +77,7 @@ def ago(when: datetime | None, empty: str = "â€“") -> SafeString:
         return mark_safe(empty)  # noqa: S308 - a dash
     local = timezone.localtime(when)
     return format_html(
-        '<time datetime="{}" title="{}" data-ago>{}</time>', local.isoformat(), absolute(when), relative(when)
+        '<time datetime="{}" title="{}" data-ago>{}</time>', local.isoformat(), _absolute(local), relative(when)
     )
 
 
@@ -99,9 +99,10 @@ def since(when: datetime | None, until: datetime | None = None, empty: str = "â€
 @register.filter
 def absolute(when: datetime | None) -> str:
     """A moment with date, seconds and zone: `2026-11-29 14:06:31 CST`."""
-    if when is None:
-        return ""
-    local = timezone.localtime(when)
+    return "" if when is None else _absolute(timezone.localtime(when))
+
+
+def _absolute(local: datetime) -> str:
     return f"{local:%Y-%m-%d %H:%M:%S} {local.tzname()}"
 
 
