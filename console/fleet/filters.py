@@ -69,7 +69,7 @@ class HostFilter(django_filters.FilterSet):  # type: ignore[misc]
 
     def filter_queryset(self, queryset: QuerySet[Host]) -> QuerySet[Host]:
         """Leave out what was removed, which stays only because the ledger names it."""
-        rows = super().filter_queryset(queryset)
+        rows: QuerySet[Host] = super().filter_queryset(queryset)
         return rows if self.form.cleaned_data.get("presence") == "removed" else rows.filter(NOT_REMOVED)
 
     def by_label(self, rows: QuerySet[Host], name: str, value: str) -> QuerySet[Host]:  # noqa: ARG002
