@@ -94,8 +94,13 @@ class RouteForm(forms.ModelForm):  # type: ignore[type-arg]
         others = policies.visible(user, Route.objects.all()).exclude(pk=self.instance.pk)
         field: Any = self.fields["fallback"]
         field.queryset, field.empty_label = others, _("nothing")
+        self.fields["control_characters"].required = False
         if self.instance.pk:
             self.initial["aliases"] = ", ".join(self.instance.names[1:])
+
+    def clean_control_characters(self) -> str:
+        """As they are, where nothing is said."""
+        return self.cleaned_data["control_characters"] or "pass"
 
     def clean_aliases(self) -> list[str]:
         """Names, each as the route's own must be."""
