@@ -305,7 +305,7 @@ class FilesField(forms.FileField):
 class ImportForm(forms.Form):
     """Results of other tools."""
 
-    files = FilesField(
+    results = FilesField(
         label=_("Files"),
         help_text=_("JSON of “vllm bench serve”, of “vllm bench sweep serve” (summary.json, run=N.json), or of GuideLLM. "
                     "Several become one benchmark: runs at the same load are repeats."),

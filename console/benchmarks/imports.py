@@ -29,15 +29,15 @@ MOST_LOADS = 32
 def import_files(files: "Sequence[UploadedFile[Any]]", *, title: str, notes: str, actor: User) -> Benchmark:
     """Keep the files' runs as one benchmark; those at one load are repeats. Refused, with the file's name, if one is none."""
     if len(files) > MOST_FILES:
-        raise Refused(_("At most %(most)d files at once.") % {"most": MOST_FILES}, field="files")
+        raise Refused(_("At most %(most)d files at once.") % {"most": MOST_FILES}, field="results")
     runs = [run for file in files for run in _read(file)]
     kinds = {run.by for run in runs}
     if len(kinds) > 1:
-        raise Refused(_("Some runs have a rate, others a number at once. Import them apart."), field="files")
+        raise Refused(_("Some runs have a rate, others a number at once. Import them apart."), field="results")
     loads = sorted({run.load for run in runs})
     if len(loads) > MOST_LOADS:
         raise Refused(_("There are %(count)d loads; %(most)d are taken at most.")
-                      % {"count": len(loads), "most": MOST_LOADS}, field="files")  # fmt: skip
+                      % {"count": len(loads), "most": MOST_LOADS}, field="results")  # fmt: skip
     first = runs[0]
     with transaction.atomic():
         plan = LoadPlan(by=first.by, values=loads, requests=max(1, min(20_000, first.numbers.completed or 1)))
@@ -64,14 +64,16 @@ def _read(file: "UploadedFile[Any]") -> list[Imported]:
         raise Refused(
             _("%(name)s has %(size)d MiB; %(most)d are taken at most. Leave out the single requests.")
             % {"name": name, "size": (file.size or 0) >> 20, "most": MOST_FILE_BYTES >> 20},
-            field="files",
+            field="results",
         )
     try:
         return read_import(json.loads(file.read()))
     except (ValueError, RecursionError):
-        raise Refused(_("%(name)s is no JSON.") % {"name": name}, field="files") from None
+        raise Refused(_("%(name)s is no JSON.") % {"name": name}, field="results") from None
     except UnreadableResult as error:
-        raise Refused(_("%(name)s is not understood: %(why)s.") % {"name": name, "why": error}, field="files") from None
+        raise Refused(
+            _("%(name)s is not understood: %(why)s.") % {"name": name, "why": error}, field="results"
+        ) from None
 
 
 def _rows(benchmark: Benchmark, runs: Sequence[Imported]) -> list[Run]:

@@ -80,7 +80,7 @@ def benchmark_new(request: HttpRequest) -> HttpResponse:
     context = {
         "form": form,
         "may_remote": policies.can(user, Action.DEPLOY),
-        "may_choose": policies.can(user, Action.DEPLOY) or form.fields["endpoint"].queryset.exists(),
+        "may_choose": policies.can(user, Action.DEPLOY) or policies.visible(user, Endpoint.objects.all()).exists(),
         "profiles": profiles(),
     }
     return render(request, "benchmarks/new.html", context, status=400 if form.errors else 200)
@@ -122,7 +122,7 @@ def benchmark_import(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         data = form.cleaned_data
         try:
-            benchmark = imports.import_files(data["files"], title=data["title"], notes=data["notes"], actor=user)
+            benchmark = imports.import_files(data["results"], title=data["title"], notes=data["notes"], actor=user)
         except Refused as refusal:
             add_refusal(form, refusal)
         else:

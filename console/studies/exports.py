@@ -33,7 +33,7 @@ def _csv(study: Study) -> str:
     writer = csv.writer(buffer)
     writer.writerow(["study", "variant", "state", "why", "load", "start_seconds", "answers_right", *MEASURES,
                      *(f"{key}_verdict" for key in presentation.TABLE)])  # fmt: skip
-    loads = presentation.seen(study).loads or [None]
+    loads: list[float | None] = list(presentation.seen(study).loads) or [None]
     for load in loads:
         found = presentation.seen(study, f"{load:g}" if load is not None else "")
         for row in presentation.rows_of(found)[1]:

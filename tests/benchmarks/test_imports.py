@@ -97,7 +97,7 @@ def upload(name: str, content: Any) -> SimpleUploadedFile:
 def test_several_files_become_one_benchmark_whose_repeats_show_the_noise(client: Client, operator: User) -> None:
     client.force_login(operator)
     files = [upload("run=0.json", of_vllm()), upload("run=1.json", of_vllm(run=1, output_throughput=66.0))]
-    answer = client.post(reverse("benchmark_import"), {"files": files, "title": "theirs"}, follow=True)
+    answer = client.post(reverse("benchmark_import"), {"results": files, "title": "theirs"}, follow=True)
     benchmark = Benchmark.objects.get()
     assert benchmark.is_whole
     assert benchmark.runs.count() == 2
@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_read_is_named_and_leaves_nothing(
     client: Client, operator: User, content: Any, why: str
 ) -> None:
     client.force_login(operator)
-    answer = client.post(reverse("benchmark_import"), {"files": [upload("theirs.json", content)]})
+    answer = client.post(reverse("benchmark_import"), {"results": [upload("theirs.json", content)]})
     assert answer.status_code == 400
     assert why in answer.content.decode()
     assert not Benchmark.objects.exists()
