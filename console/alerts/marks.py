@@ -8,7 +8,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from console.alerts.models import Alert
-from console.telemetry.marks import MOST, About, Mark
+from console.telemetry.marks import MOST, About, Mark, Tone
 
 OPENED, CLOSED = "◆", "◇"
 
@@ -21,7 +21,7 @@ def of_alerts(about: About, began: datetime, ended: datetime) -> Iterable[Mark]:
         mine = Q(deployment__in=about.deployments) | Q(deployment=None, host__in=about.hosts)
     rows = Alert.objects.filter(mine, opened_at__lte=ended).select_related("rule")
     for alert in rows.filter(opened_at__gte=began).order_by("-opened_at")[:MOST]:
-        tone = "bad" if alert.severity == "critical" else "warn"
+        tone: Tone = "bad" if alert.severity == "critical" else "warn"
         yield Mark(alert.opened_at, "alert", f"{alert.rule.title}: {alert.name}", tone, OPENED, _address(alert))
     for alert in rows.filter(closed_at__gte=began, closed_at__lte=ended).order_by("-closed_at")[:MOST]:
         text = _("Over: %s") % f"{alert.rule.title}: {alert.name}"
