@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -42,6 +42,9 @@ from workers.host.instance_files import InstanceFiles
 from workers.host.processes import all_processes
 from workers.host_config import HostConfig
 from workers.sealing import generate_key_pair, public_key_of, seal
+
+if TYPE_CHECKING:
+    from tests.host.measured import Measured
 
 STANDIN = Path(__file__).parents[1] / "standin" / "engine.py"
 PATIENCE = 90.0
@@ -367,6 +370,30 @@ def host(tmp_path: Path, shared_broker: Broker) -> Iterator[HostUnderTest]:
     host = make_host(tmp_path, shared_broker)
     yield host
     host.end()
+
+
+@pytest.fixture
+def measure(tmp_path: Path) -> Iterator["Callable[..., Measured]"]:
+    """Start an engine for steps that measure it, on a host without a broker; takes the model's knobs."""
+    from tests.host.measured import Measured  # it needs this module
+
+    class NoBroker:
+        def add_host(self, name: str) -> str:
+            return f"redis://{name}@127.0.0.1:1/0"
+
+    host = make_host(tmp_path, NoBroker())  # type: ignore[arg-type]
+
+    def start(**knobs: Any) -> Measured:
+        host.model(**knobs)
+        return Measured(host)
+
+    yield start
+    host.end()
+
+
+@pytest.fixture
+def measured(measure: "Callable[..., Measured]") -> "Measured":
+    return measure()
 
 
 @pytest.fixture

@@ -7,78 +7,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import pytest
-
-from tests.host.conftest import API_KEY, HostUnderTest, make_host, wait_for
-from workers.benchmark_payloads import Run
-from workers.contracts import Body, StepEvent, StepFinished, StepKind, StepOrder, StepPart, StepProgress
-from workers.host.bring_up import Target, wait_until_listening
-from workers.host.drivers.shim import ShimDriver
-from workers.host.engines import find_engine
-from workers.host.launching import prepare_launch
-from workers.host.own_bring_up import OwnProgress
+from tests.host.conftest import API_KEY
+from tests.host.measured import Measured
+from workers.contracts import StepEvent, StepFinished, StepPart, StepProgress
 from workers.host.step_files import StepFiles
-from workers.host.step_runner import cancel_step, run_order
+from workers.host.step_runner import cancel_step
 from workers.sealing import public_key_of, seal
-
-
-class Measured:
-    """One engine under a shim, and benchmark steps run against it in this process."""
-
-    def __init__(self, host: HostUnderTest) -> None:
-        self.host = host
-        self.order = host.order(bring_up="job")
-        self.files = host.files(self.order)
-        self.reports: list[Body] = []
-        config = host.config
-        launch = prepare_launch(
-            self.order, find_engine(config.engines_dir, "standin"), config.private_keys, os.environ,
-            state_dir=config.state_dir,
-        )  # fmt: skip
-        self.files.write_order(self.order, launch.spec)
-        ShimDriver().start(self.files, launch)
-        wait_for(self.files.state)
-        wait_until_listening(Target(self.files, 1, config.private_keys), OwnProgress(60))
-
-    def payload(self, **changes: Any) -> dict[str, Any]:
-        return {
-            "instance": str(self.order.instance), "engine": "standin", "tokenizer_path": "model",
-            "devices": ["cpu"], "workload": {"output_tokens": 6},
-            "loads": {"values": [1, 2], "requests": 4, "repeats": 2, "warmups": 1},
-            "targets": {"ttft_ms": 5000},
-        } | changes  # fmt: skip
-
-    def step(
-        self, payload: dict[str, Any], *, fence: int = 1, step: int = 7, sealed: dict[str, str] | None = None
-    ) -> StepFinished:
-        order = StepOrder(step=step, job=1, fence=fence, kind=StepKind.BENCHMARK, deadline_seconds=120, payload=payload,
-                          sealed=sealed or {})  # fmt: skip
-        run_order(order, self.host.config, self.reports.append)
-        return self.finished()
-
-    def finished(self) -> StepFinished:
-        return next(one for one in reversed(self.reports) if isinstance(one, StepFinished))
-
-    def parts(self) -> list[StepPart]:
-        return [one for one in self.reports if isinstance(one, StepPart)]
-
-    def runs(self) -> list[Run]:
-        return [Run.model_validate(part.content) for part in self.parts()]
-
-
-@pytest.fixture
-def measured(tmp_path: Path) -> Iterator[Measured]:
-    class NoBroker:
-        def add_host(self, name: str) -> str:
-            return f"redis://{name}@127.0.0.1:1/0"
-
-    host = make_host(tmp_path, NoBroker())  # type: ignore[arg-type]
-    yield Measured(host)
-    host.end()
 
 
 def test_every_load_is_run_as_often_as_asked_and_each_run_is_reported_with_its_raw_result(measured: Measured) -> None:
