@@ -39,7 +39,7 @@ READY: dict[str, ReadyStudy] = {
             "prefix_caching",
             _("Prefix caching, with a shared beginning"),
             (
-                _("“Turn it off for a general API: it takes 15 % of the memory.”"),
+                _("“Turn it off for a general API: it takes 15 percent of the memory.”"),
                 _("“Turn it on where prompts begin alike: the first token comes at once.”"),
             ),
             "--enable-prefix-caching | --no-enable-prefix-caching",
