@@ -53,14 +53,15 @@ def step_state(step: Step) -> dict[str, Any]:
     }
 
 
-def job_state(job: Job) -> dict[str, Any]:
-    """A job for the browser."""
+def job_state(job: Job, steps: list[Step]) -> dict[str, Any]:
+    """A job for the browser. `sentence` moves while its step waits: how long already, or until when."""
     return {
         "id": job.pk,
         "state": job.state,
         "live": job.is_live,
         "finished_at": job.finished_at.isoformat() if job.finished_at else None,
         "failed": bool(job.failure),
+        "sentence": sentence(job, steps),
     }
 
 

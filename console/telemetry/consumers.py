@@ -271,9 +271,10 @@ class EventsConsumer(Watch):
         with translation.override(self._language()):
             # The job first, its events last: whoever is told that it ended gets all events of its end as well.
             job = Job.objects.get(pk=self.job.pk)
-            steps = [presentation.step_state(step) for step in job.steps.all()]
+            steps = list(job.steps.select_related("host"))
             rows = Event.objects.filter(job=job, seq__gt=self.position).order_by("seq")[:EVENTS_AT_ONCE]
-            return presentation.job_state(job), steps, [presentation.event(row) for row in rows]
+            shown = [presentation.step_state(step) for step in steps]
+            return presentation.job_state(job, steps), shown, [presentation.event(row) for row in rows]
 
     def _language(self) -> str:
         request = HttpRequest()

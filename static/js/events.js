@@ -29,6 +29,7 @@ class EventList extends HTMLElement {
   hear({ events = [], step, job }) {
     if (events.length) this.take(events);
     if (step) this.move(step);
+    if (job) this.say(job.sentence);
     if (job && job.state !== this.jobState) {
       this.jobState = job.state;
       this.redraw();
@@ -58,6 +59,11 @@ class EventList extends HTMLElement {
     if (this.states.get(step.id) === step.state) return;
     this.states.set(step.id, step.state);
     this.redraw();
+  }
+
+  say(sentence) {
+    const line = document.querySelector("#job-hero [data-sentence]");
+    if (line && line.textContent !== sentence) line.textContent = sentence;
   }
 
   redraw() {

@@ -19,6 +19,7 @@ from console.jobs import services as jobs
 from console.jobs.models import Job, Step
 from console.telemetry import consumers
 from tests.factories import Fleet
+from workers.contracts import StepProgress
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -263,8 +264,19 @@ async def test_a_step_tells_its_progress_and_the_job_its_end(job: Job, viewer: U
         assert "1 MiB of 4 MiB" in message["step"]["progress"]
         assert "3 s left" in message["step"]["progress"]
         await sync_to_async(jobs.cancel)(await Job.objects.aget(pk=job.pk), actor=None, reason="enough")
-        message = await receive(socket, lambda message: "job" in message)
-        assert message["job"]["state"] == "cancelling"
+        await receive(socket, lambda message: message.get("job", {}).get("state") == "cancelling")
+
+
+async def test_a_job_s_first_line_moves_while_its_step_waits(job: Job, viewer: User) -> None:
+    step = await Step.objects.aget(job=job, position=1)
+    await sync_to_async(jobs.started)(step)
+    async with opened(f"/ws/jobs/{job.pk}/events/", viewer) as socket:
+        for seconds in (12, 11):
+            waiting_for = f"the hub; trying again in {seconds} s"
+            report = StepProgress(step=step.pk, fence=step.fence, done=1, total=2, waiting_for=waiting_for)
+            await sync_to_async(jobs.progressed)(step, report)
+            message = await receive(socket, lambda said: "job" in said and "waiting" in said["job"]["sentence"])
+            assert message["job"]["sentence"].endswith(f"waiting for {waiting_for}.")
 
 
 async def test_markup_of_a_step_escapes_what_a_host_says(job: Job, viewer: User) -> None:
