@@ -21,6 +21,8 @@ PRESENT_STATES = ("verified", "unverified", "downloading")
 _FETCHING = ("serve_copy", "download", "verify")
 _FETCHED = "/models--"
 """Part of the path of files that were fetched: they lie in a hub cache."""
+_TELLING_SECONDS = 0.1
+"""A shorter time would read "0.0 s"."""
 _LIVE_STEPS = ("queued", "running", "cancelling", "interrupted")
 _SEVERITIES: dict[str, tuple[str | Promise, str, str]] = {
     "error": (gettext_lazy("Errors"), "alert-circle", "red"),
@@ -101,7 +103,7 @@ class ShownCopy:
         size = self._result.get("size_bytes")
         if isinstance(size, int):
             text += f" ({readable_bytes(size)})"
-        if self.seconds:
+        if self.seconds and self.seconds >= _TELLING_SECONDS:
             text += _(", in %(time)s") % {"time": readable_duration(self.seconds)}
         return _("%s.") % text
 
@@ -137,6 +139,11 @@ class ShownCopy:
         return self.copy.state == "verified" and self.job is None and not self.everywhere
 
     @property
+    def partial(self) -> bool:
+        """True if only parts of a download lie there."""
+        return self.copy.is_partial
+
+    @property
     def repair_first(self) -> bool:
         """True if a repair is the next thing to do: not while nobody knows which files would be the right ones."""
         return self.copy.state in ("damaged", "incomplete") and not self.sources_disagree
@@ -144,7 +151,8 @@ class ShownCopy:
     @property
     def verifiable(self) -> bool:
         """True if there are files that can be read."""
-        return self.copy.state in ("verified", "unverified", "damaged", "incomplete") and self.job is None
+        states = ("verified", "unverified", "damaged", "incomplete")
+        return self.copy.state in states and not self.partial and self.job is None
 
     @property
     def removable(self) -> bool:
@@ -248,6 +256,11 @@ def truth(shown: ShownCopy, unallowed: Sequence[str] = ()) -> str:
             return _("Held: its sources contradict each other, so nobody can say whether the files are right.")
         reason = short_sums(copy.state_reason) or _("its files are incomplete or wrong.")
         return _("Damaged: %(reason)s") % {"reason": reason}
+    if shown.partial:
+        reason = copy.state_reason.rstrip(".") or _("a job stopped half-way")
+        return _("Not complete: %(reason)s. What has come is kept, and a download goes on from there.") % {
+            "reason": reason
+        }
     sentences = {
         "verified": _("Its files are complete and right."),
         "unverified": _("Not verified yet. A launch reads every byte first."),

@@ -158,6 +158,11 @@ class Copy(Stateful):
     def __str__(self) -> str:
         return f"{self.revision} on {self.host}"
 
+    @property
+    def is_partial(self) -> bool:
+        """True if a download stopped before there was a directory: only parts lie there, to go on with or to discard."""
+        return self.state == "incomplete" and not self.path.startswith("/")
+
 
 class Consent(models.Model):
     """An admin's yes to running code that comes with a revision's files. It holds for exactly these files."""

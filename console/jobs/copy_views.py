@@ -40,19 +40,25 @@ def copy_repair(request: HttpRequest, pk: int) -> HttpResponse:
     copy = _copy(request, pk, Action.OPERATE)
     bad, giver = bad_files(copy), copy_sharing.giver_for_repair(copy)
     source = giver.host if giver is not None else copy.revision.model.origin
+    heading = _("Resume the download on %(host)s") if copy.is_partial else _("Repair the copy on %(host)s")
+    rest = _("what has not come yet")
     what = ", ".join(bad[:5]) + (_(" and %d more") % (len(bad) - 5) if len(bad) > 5 else "")
     context = {
         "title": _("Repair %(copy)s") % {"copy": copy},
-        "heading": _("Repair the copy on %(host)s") % {"host": copy.host},
+        "heading": heading % {"host": copy.host},
         "consequences": [
-            _("Fetched again from %(source)s: %(files)s.")
+            (
+                _("Fetched from %(source)s: %(files)s.")
+                if copy.is_partial
+                else _("Fetched again from %(source)s: %(files)s.")
+            )
             % {
                 "source": source or "–",
-                "files": what or _("every file that is missing or wrong"),
+                "files": what or (rest if copy.is_partial else _("every file that is missing or wrong")),
             },
             _("Sound files stay as they are. Everything is verified afterwards."),
         ],
-        "button": _("Repair"),
+        "button": _("Resume") if copy.is_partial else _("Repair"),
         "back": _page(copy),
         "back_label": str(copy.revision.model),
     }
@@ -63,15 +69,17 @@ def copy_repair(request: HttpRequest, pk: int) -> HttpResponse:
 def copy_delete(request: HttpRequest, pk: int) -> HttpResponse:
     """Say what will be gone and who would miss it, then delete the files."""
     copy = _copy(request, pk, Action.DEPLOY)
+    gone = _("What has come of it so far is removed from the disk. Another download begins from nothing.")
+    if not copy.is_partial:
+        gone = _("%(size)s in %(path)s are removed from the disk. They can't be brought back, only fetched again.") % {
+            "size": readable_bytes(copy.size_bytes), "path": copy.path,
+        }  # fmt: skip
+    heading = _("Discard the parts on %(host)s") if copy.is_partial else _("Delete the files on %(host)s")
     context = {
         "title": _("Delete %(copy)s") % {"copy": copy},
-        "heading": _("Delete the files on %(host)s") % {"host": copy.host},
-        "consequences": [
-            _("%(size)s in %(path)s are removed from the disk. They can't be brought back, only fetched again.")
-            % {"size": readable_bytes(copy.size_bytes), "path": copy.path},
-            *_users(copy),
-        ],
-        "button": _("Delete"),
+        "heading": heading % {"host": copy.host},
+        "consequences": [gone, *_users(copy)],
+        "button": _("Discard") if copy.is_partial else _("Delete"),
         "danger": True,
         "back": _page(copy),
         "back_label": str(copy.revision.model),

@@ -91,7 +91,9 @@ def sentence(job: Job, steps: list[Step]) -> str:
     if job.state == "failed":
         return _("Failed at step %(at)d of %(count)d, %(step)s, after %(took)s.") % names
     if job.state == "cancelled":
-        return _("Cancelled at step %(at)d of %(count)d, %(step)s, after %(took)s.") % names
+        text = _("Cancelled at step %(at)d of %(count)d, %(step)s, after %(took)s.") % names
+        kept = step is not None and step.kind == StepKind.DOWNLOAD and step.started_at is not None
+        return text + " " + _("What has come is kept, and another download goes on from there.") if kept else text
     if job.state == "cancelling":
         return _("Being cancelled: waiting until %(step)s has stopped.") % names
     if step is None or job.state == "queued":

@@ -229,6 +229,23 @@ class TestUse:
         fetched.refresh_from_db()
         assert fetched.state == "removed"
 
+    def test_of_a_download_that_stopped_the_page_offers_to_resume_or_to_discard(
+        self, admin: User, fetched: Copy
+    ) -> None:
+        changes = {"state": "incomplete", "state_reason": "the line is needed", "path": "hub/Qwen/Qwen3-0.6B/c"}
+        Copy.objects.filter(pk=fetched.pk).update(**changes)
+        client = signed_in(admin)
+        page = client.get(reverse("copy_detail", args=[fetched.pk])).content.decode()
+        assert "Not complete: the line is needed. What has come is kept" in page
+        for text in ("Resume", "Discard parts", "parts of a download"):
+            assert text in page, text
+        for text in ("Repair", "Delete files", "hub/Qwen/Qwen3-0.6B/c", reverse("copy_verify", args=[fetched.pk])):
+            assert text not in page, text
+        asked = client.get(reverse("copy_repair", args=[fetched.pk])).content.decode()
+        assert "what has not come yet" in asked
+        asked = client.get(reverse("copy_delete", args=[fetched.pk])).content.decode()
+        assert "Another download begins from nothing." in asked
+
     def test_two_jobs_dont_work_on_one_copy(self, admin: User, fleet: Fleet) -> None:
         host_jobs.verify_copy(fleet.copy, actor=admin)
         with pytest.raises(Refused, match="still runs"):
