@@ -168,6 +168,7 @@ const typed = () => [...form().elements].filter((one) => one.name && !["hidden",
   .map((one) => [`${one.name}\n${isBox(one) ? one.value : ""}`, isBox(one) ? one.checked : one.value]);
 let asSent = new Map();
 let typedSince = [];
+let sought = null;
 document.body.addEventListener("htmx:beforeRequest", (event) => {
   if (event.detail.target?.id === "deploy-form") asSent = new Map(typed());
 });
@@ -180,14 +181,25 @@ function setAgain() {
     fire(field, "input");
   }
 }
+// The search has no name and is not sent: a form drawn anew would show everything again, or close what was found.
+function searchAgain() {
+  const text = form().querySelector("[data-arg-search]");
+  if (!text || !sought || !(sought.text || sought.only)) return;
+  text.value = sought.text;
+  form().querySelector("[data-arg-changed]").checked = sought.only;
+  search();
+}
 document.body.addEventListener("htmx:beforeSwap", (event) => {
   if (event.detail.target?.id === "deploy-form") typedSince = typed().filter(([key, value]) => asSent.get(key) !== value);
+  const text = place.querySelector("[data-arg-search]");
+  sought = text && { text: text.value, only: place.querySelector("[data-arg-changed]").checked };
   opened = new Set([...place.querySelectorAll(keep)].filter((one) => one.open).map(keyOf));
 });
 document.body.addEventListener("htmx:afterSettle", (event) => {
   if (event.target.id === "deploy-form" || event.detail.elt.id === "deploy-form") {
     for (const one of place.querySelectorAll(keep)) if (opened.has(keyOf(one))) one.open = true;
     setAgain();
+    searchAgain();
     offerEngines();
     place.dispatchEvent(new Event("slipway:redrawn"));
     form().querySelector(".note-card")?.scrollIntoView({ block: "nearest" });

@@ -151,14 +151,16 @@ def test_an_idle_deployment_shows_no_requests_although_the_agent_asks_it_now_and
 
 
 def test_every_number_on_the_board_is_what_the_engine_itself_counted(served: Served) -> None:
-    """Right after the agent's own token: none other comes for a while, so all that is counted is this load."""
-    began, before = time.time() * 1000, engine_metrics(served)
-    time.sleep(2)  # a sample of the quiet engine lies before the load
-    with ThreadPoolExecutor(3) as people:
-        tokens = sum(people.map(lambda number: ask(served, number), range(18)))
-    time.sleep(3)  # the engine counts a little after it has answered
-    growth = growth_between(before, engine_metrics(served))
-    assert growth is not None
+    for _attempt in range(3):
+        began, before = time.time() * 1000, engine_metrics(served)
+        time.sleep(2)  # a sample of the quiet engine lies before the load
+        with ThreadPoolExecutor(3) as people:
+            tokens = sum(people.map(lambda number: ask(served, number), range(18)))
+        time.sleep(3)  # the engine counts a little after it has answered
+        growth = growth_between(before, engine_metrics(served))
+        assert growth is not None
+        if sum(growth.finished.values()) == 18:
+            break  # otherwise the agent asked for its own token meanwhile, and the load is not known exactly
     board = board_of(served, began)
     shown = board["shown"]
     assert (sum(growth.finished.values()), growth.counters["generation_tokens"]) == (18, tokens)
