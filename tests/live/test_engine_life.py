@@ -150,6 +150,7 @@ def test_an_idle_deployment_shows_no_requests_although_the_agent_asks_it_now_and
     assert "load" not in board["empty"]
 
 
+@pytest.mark.long
 def test_every_number_on_the_board_is_what_the_engine_itself_counted(served: Served) -> None:
     for _attempt in range(3):
         began, before = time.time() * 1000, engine_metrics(served)
