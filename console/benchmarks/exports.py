@@ -20,12 +20,19 @@ KINDS = ("csv", "json", "html")
 def export(benchmark: Benchmark, kind: str) -> HttpResponse:
     """The file. `kind` is one of `KINDS`; the name says which benchmark it is, and if it isn't whole."""
     made = {"csv": _csv, "json": _json, "html": _html}[kind](benchmark)
+    return as_file(made, kind, f"benchmark-{benchmark.pk}", benchmark.title, is_whole=benchmark.is_whole)
+
+
+def as_file(content: str, kind: str, stem: str, title: str, *, is_whole: bool) -> HttpResponse:
+    """A file to save, named after what it is of; `kind` is one of `KINDS`. Half a result says so in its name."""
     types = {"csv": "text/csv", "json": "application/json", "html": "text/html"}
-    response = HttpResponse(made, content_type=f"{types[kind]}; charset=utf-8")
-    part = "" if benchmark.is_whole else "-incomplete"
-    name = f"benchmark-{benchmark.pk}-{slugify(benchmark.title)[:60]}{part}.{kind}"
-    response["Content-Disposition"] = f'attachment; filename="{name}"'
-    return response
+    part = "" if is_whole else "-incomplete"
+    name = f"{stem}-{slugify(title)[:60]}{part}.{kind}"
+    return HttpResponse(
+        content,
+        content_type=f"{types[kind]}; charset=utf-8",
+        headers={"Content-Disposition": f'attachment; filename="{name}"'},
+    )
 
 
 def _csv(benchmark: Benchmark) -> str:

@@ -54,6 +54,7 @@ def _drive(study: Study) -> None:
 
 
 def _wait(study: Study, text: str) -> None:
+    text = text.rstrip(".。")  # it goes into sentences, and some reasons are sentences themselves
     if study.waits_for != text:
         Study.objects.filter(pk=study.pk).update(waits_for=text)
         services.tell(study)

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from django.http import HttpResponse
-from django.utils.text import slugify
 
 from console.benchmarks import exports
 from console.benchmarks.curves import MEASURES
@@ -19,12 +18,8 @@ KINDS = ("csv", "json")
 
 def export(study: Study, kind: str) -> HttpResponse:
     """The file. `kind` is one of `KINDS`; the name says which study it is, and if it isn't whole."""
-    text, content_type = (_csv(study), "text/csv") if kind == "csv" else (_json(study), "application/json")
-    response = HttpResponse(text, content_type=f"{content_type}; charset=utf-8")
-    part = "" if study.state == "succeeded" else "-incomplete"
-    name = f"study-{study.pk}-{slugify(study.title)[:60]}{part}.{kind}"
-    response["Content-Disposition"] = f'attachment; filename="{name}"'
-    return response
+    content = {"csv": _csv, "json": _json}[kind](study)
+    return exports.as_file(content, kind, f"study-{study.pk}", study.title, is_whole=study.state == "succeeded")
 
 
 def _csv(study: Study) -> str:
