@@ -8,12 +8,14 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
-# Two processes, a file's tests in one of them; the tests of the one real engine and its console run alone.
-TWO := -n 2 --dist loadfile
-# Everything that touches the database runs a second time, on PostgreSQL.
-LEDGER_TESTS := $(wildcard tests/access tests/catalog tests/common tests/deployments tests/fleet tests/jobs tests/telemetry) \
+# Three processes (many tests wait for processes of their own), a file's tests in one of them, the longest files first;
+# the tests of the one real engine and its console run alone.
+SHARED := -n 3 --dist loadfile --no-loadscope-reorder
+# What touches the database runs a second time, on PostgreSQL; `make test` leaves out the pages, which ask it nothing of their own.
+LEDGER_TESTS := $(addprefix tests/, access alerts benchmarks catalog common deployments fleet jobs oncall rollouts studies telemetry) \
+  $(addprefix tests/gateway/test_, controller.py keys.py requests.py routes.py) \
   tests/operations/test_backup.py tests/operations/test_demo.py tests/operations/test_local_host.py
-ON_POSTGRES := $(PYTHON) -m tests.on_postgres $(BIN)/pytest $(TWO) -m "not live and not browser and not long" $(LEDGER_TESTS)
+ON_POSTGRES := $(PYTHON) -m tests.on_postgres $(BIN)/pytest $(SHARED) -m "not live and not browser and not long" $(LEDGER_TESTS)
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -38,9 +40,9 @@ test: $(VENV)/.installed-dev  ## Run the tests, with a real engine and a real br
 	engine=$$($(PYTHON) -m tests.engine)
 	eval "$$engine"
 	only() { "$$@" || [ $$? -eq 5 ]; }  # 5: none of the tests that PYTEST asks for is among these
-	only $(BIN)/pytest $(TWO) -m "not long and not live" $(PYTEST)
+	only $(BIN)/pytest $(SHARED) -m "not long and not live" $(PYTEST)
 	only $(BIN)/pytest -m "live and not long" $(PYTEST)
-	$(ON_POSTGRES)
+	$(ON_POSTGRES) --ignore-glob="*/test_*views*.py" --ignore-glob="*/test_*pages*.py"
 
 test-all: $(VENV)/.installed-dev  ## Run every test and write docs/evidence/tests.md
 	@$(PYTHON) -m tests.tools --long

