@@ -15,7 +15,6 @@ from django.contrib.auth import get_user_model
 from console.access.models import DEFAULT_TEAM_ID, Role, Team, User
 from tests import factories
 
-
 # The files whose tests start whole processes and wait for them, the longest first: when two or three test processes share the
 # files, one of these must not be what the last of them is left with.
 LONGEST = (
@@ -32,7 +31,9 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of `LONGEST` first; all others stay in their order."""
-    items.sort(key=lambda item: next((i for i, file in enumerate(LONGEST) if item.nodeid.startswith(file)), len(LONGEST)))
+    items.sort(
+        key=lambda item: next((i for i, file in enumerate(LONGEST) if item.nodeid.startswith(file)), len(LONGEST))
+    )
 
 
 def broker_binary() -> str:
