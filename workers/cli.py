@@ -5,6 +5,7 @@ module is imported only when it is asked for, so that `slipway verify` starts wi
 """
 
 import argparse
+import errno
 import importlib
 import json
 import os
@@ -24,6 +25,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 BROKEN_PIPE = 128 + 13
 """What a shell reports for a command that SIGPIPE has ended."""
 
+INTERRUPTED = 128 + 2
+"""What a shell reports for a command that Ctrl-C has ended."""
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that keeps the promise of `--json` for usage errors, too: one JSON object on stdout, exit code 2."""
@@ -36,10 +40,15 @@ class Parser(argparse.ArgumentParser):
         """Say what is wrong with the command line and exit with 2."""
         if Parser.json_asked:
             fix = f"Look at `slipway {Parser.command} --help`." if Parser.command else self.format_usage().strip()
-            finding = {"code": "usage", "severity": "error", "flag": "", "message": message, "fix": fix}
-            blank = {"engine_version": "", "argv": []} if Parser.command == "args" else {}
-            sys.stdout.write(json.dumps({"ok": False, "findings": [finding], **blank}) + "\n")
+            _print_only_finding("usage", message, fix)
         super().error(message)
+
+
+def _print_only_finding(code: str, message: str, fix: str) -> None:
+    """Print the one object that `--json` promises when the command itself has nothing to say."""
+    finding = {"code": code, "severity": "error", "flag": "", "message": message, "fix": fix}
+    blank = {"engine_version": "", "argv": []} if Parser.command == "args" else {}
+    sys.stdout.write(json.dumps({"ok": False, "findings": [finding], **blank}) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,9 +70,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read our output has read enough (`slipway … | head`): no traceback, and nothing more to flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return BROKEN_PIPE
+    except KeyboardInterrupt:
+        if Parser.json_asked:
+            _print_only_finding("interrupted", "It was interrupted before it had an answer.", "Run it again.")
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write("slipway: there is no space left for the output. Free some, and run it again.\n")
+        _drop_output()
+        return 2
     return code
+
+
+def _drop_output() -> None:
+    """Leave nothing to flush at exit, which would end in a traceback."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -55,3 +55,28 @@ def test_a_reader_that_has_read_enough_gets_no_traceback(tmp_path: Path) -> None
     command.stderr.close()
     assert command.wait(60) == 141
     assert errors == b""
+
+
+def test_an_interrupted_command_still_answers_with_one_object(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("workers.commands.args.check_words", interrupted)
+    assert main(["args", "check", "--engine-version", "0.32.0", "--json", "--", "M"]) == 130
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["ok"], answer["findings"][0]["code"], answer["argv"]) == (False, "interrupted", [])
+
+
+def test_a_full_disk_behind_the_output_is_said_without_a_traceback() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "workers.cli", "args", "check", "--engine-version", "0.32.0", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == b"slipway: there is no space left for the output. Free some, and run it again.\n"

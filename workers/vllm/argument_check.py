@@ -22,6 +22,7 @@ from workers.vllm.argument_knowledge import reserved
 from workers.vllm.argument_replacements import replacement
 from workers.vllm.argument_rules import check_rules
 from workers.vllm.argument_schema import Argument, ArgumentSchema
+from workers.vllm.argument_table import version_key
 from workers.vllm.argument_values import (
     FALSE_WORDS,
     RefusedValueError,
@@ -101,7 +102,10 @@ class _Check:
         if self.schema.between is None:
             return
         older, newer = self.schema.between
-        known = f"between {older} and {newer}, whose arguments are" if older != newer else f"beyond {newer}, which is"
+        before = version_key(self.schema.version) < version_key(older)
+        known = f"{'before' if before else 'beyond'} {newer}, which is"
+        if older != newer:
+            known = f"between {older} and {newer}, whose arguments are"
         self.findings.add(
             "schema.interpolated",
             "",

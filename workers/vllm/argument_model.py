@@ -51,15 +51,15 @@ class ModelLimits:
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
-    """Read `config.json` of a model directory; ModelConfigError says what is wrong and where."""
+    """Read `config.json` of a model directory, or the file itself; ModelConfigError says what is wrong and where."""
     if not path.exists():
         raise ModelConfigError("path.not_found", f"There is no {path}.")
-    file = path / "config.json"
-    if not path.is_dir() or not file.is_file():
+    file = path if path.name == "config.json" and path.is_file() else path / "config.json"
+    if not file.is_file():
         raise ModelConfigError("config.missing", f"{path} holds no config.json, so it is no model directory.")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelConfigError("config.invalid_json", f"{file} can't be read as JSON: {error}") from error
     if not isinstance(config, dict):
         raise ModelConfigError("config.invalid_json", f"{file} holds no JSON object.")

@@ -165,7 +165,7 @@ def load_schema(path: Path) -> ArgumentSchema:
     """Read a schema file; SchemaError says why it can't be used."""
     try:
         dump = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SchemaError(f"Can't read the schema {path}: {error}") from error
     if not isinstance(dump, dict):
         raise SchemaError(f"{path} is no argument schema: it holds no JSON object.")

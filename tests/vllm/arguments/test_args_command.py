@@ -146,3 +146,31 @@ def test_people_get_sentences_and_the_corrected_line(capsys: pytest.CaptureFixtu
     assert "vllm serve M --served-model-name 'my chat'" in output
     assert main(["args", "check", "--engine-version", "0.32.0", "--", "M"]) == 0
     assert "All arguments hold" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("version", "lies"),
+    [("0.6.3", "before 0.8.5"), ("0.18.0", "between 0.16.0 and 0.20.2"), ("1.0", "beyond 0.32.0")],
+)
+def test_a_version_that_was_not_looked_at_is_placed_among_the_known_ones(
+    capsys: pytest.CaptureFixture[str], version: str, lies: str
+) -> None:
+    code, answer = run(capsys, "--engine-version", version, "--", "M")
+    assert (code, codes(answer)) == (0, ["schema.interpolated"])
+    assert f"it lies {lies}" in answer["findings"][0]["message"]
+
+
+def test_a_json_nested_too_deep_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deep = tmp_path / "config.json"
+    deep.write_text("[" * 100_000)
+    code, answer = run(capsys, "--engine-version", "0.32.0", "--model", str(tmp_path), "--", "M")
+    assert (code, codes(answer)) == (1, ["config.invalid_json"])
+    code, answer = run(capsys, "--engine-version", "0.32.0", "--schema", str(deep), "--", "M")
+    assert (code, codes(answer)) == (2, ["usage"])
+
+
+def test_the_model_may_be_named_by_its_config_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"max_position_embeddings": 2048}))
+    words = ("--engine-version", "0.32.0", "--model", str(config), "--", "M", "--max-model-len", "4096")
+    assert codes(run(capsys, *words)[1]) == ["context.exceeds_model"]
