@@ -52,11 +52,16 @@ class Credentials:
     """The same for the broker."""
 
 
+def _new_token() -> str:
+    """Make a join token. One in 64 of the bare ones begins with a hyphen, which a command line takes for an option."""
+    return f"join-{secrets.token_urlsafe(32)}"
+
+
 def add_host(*, name: str, actor: User | None) -> tuple[Host, str]:
     """Add a host and return it with its join token: shown once, stored hashed, good for one hour and one use."""
     if not re.match(HOST_NAME_PATTERN, name):
         raise Refused(_("Use lower-case letters, digits and inner hyphens, 32 at most."), field="name")
-    token = secrets.token_urlsafe(32)
+    token = _new_token()
     first, last = env.environment().instance_port_range
     try:
         with transaction.atomic():
@@ -77,7 +82,7 @@ def add_host(*, name: str, actor: User | None) -> tuple[Host, str]:
 
 def renew_join_token(host: Host, *, actor: User | None) -> str:
     """Make a new join token for a host that has not joined, or that shall join anew."""
-    token = secrets.token_urlsafe(32)
+    token = _new_token()
     host.join_token_sha256 = _hash(token)
     host.join_token_expires_at = timezone.now() + timedelta(hours=JOIN_TOKEN_HOURS)
     with transaction.atomic():

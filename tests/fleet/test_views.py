@@ -3,6 +3,7 @@
 import re
 from datetime import timedelta
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 from console.access.models import AuditEntry, Team, User
+from console.fleet import services
 from console.fleet.models import Engine, Host
 from console.jobs.models import Job
 from tests.factories import Fleet
+from workers.cli import main
 
 GIB = 1024**3
 
@@ -73,6 +76,15 @@ def test_a_join_command_is_shown_once(admin: User) -> None:
     assert "no-store" in answer.headers["Cache-Control"]
     host = Host.objects.get(name="gpu-01")
     assert command[1] not in signed_in(admin).get(reverse("host_detail", args=[host.pk])).content.decode()
+
+
+def test_no_join_token_looks_like_an_option(admin: User, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    monkeypatch.setattr("secrets.token_urlsafe", lambda size: "-JLsLGsSksVcIRtExb7JQtF4fpzeB6lkOSQ74Ptrp6A")
+    host, first = services.add_host(name="gpu-01", actor=admin)
+    for token in (first, services.renew_join_token(host, actor=admin)):
+        # 1: nobody answers there; argparse would have left with 2.
+        assert main(["host", "join", "http://127.0.0.1:1", "--token", token, "--no-start"]) == 1
 
 
 def test_a_command_that_nobody_ran_in_time_is_not_waited_for(admin: User) -> None:
