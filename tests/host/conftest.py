@@ -399,3 +399,16 @@ def measured(measure: "Callable[..., Measured]") -> "Measured":
 @pytest.fixture
 def console(shared_broker: Broker, host: HostUnderTest) -> Console:
     return Console(shared_broker, host.config)
+
+
+@pytest.fixture
+def lone_host(tmp_path: Path) -> Iterator[HostUnderTest]:
+    """A host that never speaks to anyone."""
+
+    class NoBroker:
+        def add_host(self, name: str) -> str:
+            return f"redis://{name}@127.0.0.1:1/0"
+
+    host = make_host(tmp_path, NoBroker())  # type: ignore[arg-type]
+    yield host
+    host.end()

@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.host.conftest import HostUnderTest, make_host, wait_for
+from tests.host.conftest import HostUnderTest, wait_for
 from workers.contracts import Failure, InstanceOrder
 from workers.host.drivers import DriverError
 from workers.host.drivers.shim import ShimDriver
@@ -73,19 +72,6 @@ class Driven:
 
     def mark_ready(self) -> None:
         self.files.mark_ready(start=1, attempt=1)
-
-
-@pytest.fixture
-def lone_host(tmp_path: Path) -> Iterator[HostUnderTest]:
-    """A host that never speaks to anyone."""
-
-    class NoBroker:
-        def add_host(self, name: str) -> str:
-            return f"redis://{name}@127.0.0.1:1/0"
-
-    host = make_host(tmp_path, NoBroker())  # type: ignore[arg-type]
-    yield host
-    host.end()
 
 
 def test_a_crash_is_answered_by_a_new_attempt_within_a_second(lone_host: HostUnderTest) -> None:

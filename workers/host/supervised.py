@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 _REPEAT_STOP_SECONDS = 5.0
 _REPEAT_ADOPT_SECONDS = 2.0
 _RETRY_REFUSED_SECONDS = 10.0
+_FIRST_STATE_SECONDS = 20.0
 _BRINGING_UP = (InstancePhase.VALIDATING, InstancePhase.WARMING)
 
 
@@ -160,9 +161,25 @@ class SupervisedInstance:
         except StepFailedError as error:
             self._refuse(order, error.failure)
         except DriverError as error:
+            if self._runs_already(order.start):
+                return  # an agent that was killed had started it, and its shim had not yet said so
             self._refuse(order, Failure(code="driver.failed", message=str(error), next="Read the agent's log."))
         else:
+            self._await_first_state(order.start)
             logger.info("instance %s: start %d of %s", self.files.instance, order.start, order.deployment)
+
+    def _runs_already(self, start: int) -> bool:
+        state = self._host.driver.status(self.files)
+        return state is not None and state.unfinished and state.start == start and state.shim_alive
+
+    def _await_first_state(self, start: int) -> None:
+        """A shim is there before it has written what goes on; until it has, it must not be launched a second time."""
+        deadline = time.monotonic() + _FIRST_STATE_SECONDS
+        while time.monotonic() < deadline:
+            state = self._host.driver.status(self.files)
+            if state is not None and state.start >= start:
+                return
+            time.sleep(0.02)
 
     def _refuse(self, order: InstanceOrder, failure: Failure) -> None:
         logger.warning("instance %s: start %d refused: %s", self.files.instance, order.start, failure.message)
