@@ -18,6 +18,9 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 DEFAULT_PORT_RANGE: tuple[int, int] = (8100, 8199)
 """First and last port that engines of a host get when nobody asked for one."""
 
+KEPT_KEYS = 3
+"""Orders of running instances may be sealed to a key of before; older ones than these have been sealed anew."""
+
 
 class HostConfigError(Exception):
     """The configuration file is missing or wrong; the message names the file, the field and the fix."""

@@ -12,13 +12,10 @@ from redis.exceptions import RedisError
 
 from workers.contracts import CredentialsOrder
 from workers.host.redis_link import Address, connect
-from workers.host_config import HostConfig
+from workers.host_config import KEPT_KEYS, HostConfig
 from workers.sealing import SealingError, generate_key_pair, unseal_any
 
 logger = logging.getLogger(__name__)
-
-_KEPT_KEYS = 3
-"""Orders of running instances may be sealed to a key of before; older ones than these have been sealed anew."""
 
 
 async def take_over(order: CredentialsOrder | None, config: HostConfig, path: Path) -> bool:
@@ -41,7 +38,7 @@ async def take_over(order: CredentialsOrder | None, config: HostConfig, path: Pa
         await client.aclose()
     changes: dict[str, object] = {"redis_url": url, "credentials": order.number}
     if order.new_key:
-        retired = list(config.private_keys)[:_KEPT_KEYS]
+        retired = list(config.private_keys)[:KEPT_KEYS]
         changes |= {"private_key": generate_key_pair()[0], "retired_keys": retired}
     config.model_copy(update=changes).save(path)
     logger.info("credentials %d are in use from now on", order.number)

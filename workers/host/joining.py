@@ -8,10 +8,12 @@ from urllib.parse import urlsplit
 import httpx2
 
 from workers.host.bootstrap import BootstrapError, pinned_authority
-from workers.host_config import HostConfig
+from workers.host_config import KEPT_KEYS, HostConfig, HostConfigError
 from workers.sealing import generate_key_pair
 
 _TIMEOUT_SECONDS = 30.0
+_OF_THE_MACHINE = ("state_dir", "engines_dir", "models_dir", "advertised_address", "driver", "trusted_roots")
+"""Settings that people of the machine make in its file: a host that joins anew keeps them."""
 
 
 class JoinError(Exception):
@@ -33,6 +35,7 @@ def join(console_url: str, token: str, *, config: Path | None = None, ca_sha256:
     credentials = _ask(url, token, public, _pinned(url, ca_sha256))
     name = str(credentials["host"])
     path = config or HostConfig.default_path(name)
+    kept = _kept_settings(path)
     if path.exists():
         path.replace(path.with_suffix(".json.before-join"))
     first, last = credentials["port_range"]
@@ -43,11 +46,21 @@ def join(console_url: str, token: str, *, config: Path | None = None, ca_sha256:
         console_url=credentials["console_url"],
         console_ca=credentials.get("console_ca", ""),
         private_key=private,
-        state_dir=HostConfig.default_state_dir(name),
         port_range=(first, last),
+        **({"state_dir": HostConfig.default_state_dir(name)} | kept),
     )
     joined.save(path)
     return joined, path
+
+
+def _kept_settings(path: Path) -> dict[str, Any]:
+    """What a host that joins anew keeps of its file: the machine's own settings, and keys that open what lies sealed here."""
+    try:
+        before = HostConfig.load(path)
+    except HostConfigError:
+        return {}
+    own = {name: getattr(before, name) for name in _OF_THE_MACHINE}
+    return own | {"retired_keys": list(before.private_keys)[:KEPT_KEYS]}
 
 
 def _pinned(url: str, ca_sha256: str) -> str:

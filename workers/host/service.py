@@ -3,6 +3,7 @@
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -11,10 +12,11 @@ from pathlib import Path
 from workers.host.drivers.systemd import SystemdDriver
 from workers.host.files import read_json
 from workers.host.keeper import current_link, point_current
-from workers.host.processes import facts_of
+from workers.host.processes import ProcessFacts, facts_of, is_alive
 from workers.host_config import HostConfig, slipway_home
 
-_START_SECONDS = 20.0
+_START_SECONDS = 60.0
+_END_SECONDS = 20.0
 
 
 class ServiceError(Exception):
@@ -76,6 +78,7 @@ def install_unit(config: HostConfig, config_path: Path) -> Path:
         raise ServiceError(
             "systemd does not run here. Leave --systemd out, or start the agent by what runs services here."
         )
+    _end_keeper_outside_of(unit_name(config.name), config, config_path)
     config.model_copy(update={"driver": "systemd"}).save(config_path)
     path = unit_path(config.name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,9 +117,29 @@ def _have_a_manager(unit: str) -> None:
 
 
 def start_detached(config: HostConfig, config_path: Path) -> int:
-    """Start the keeper in a session of its own and return the agent's pid. It doesn't come back after a reboot."""
+    """Start the keeper in a session of its own and return the agent's pid. It doesn't come back after a reboot.
+
+    An agent of before, which doesn't know the new credentials, is ended first (engines go on). Where it has a keeper, that
+    one starts it again, and no second keeper is started.
+    """
     log = config.state_dir / "agent.log"
     config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    before = _running_agent(config, config_path)
+    keeper = _keeper_of(before, config_path) if before else None
+    if before is not None:
+        _end(before.pid, before.start)
+    if keeper is None:
+        keeper = _start_keeper(config_path, log)
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end and is_alive(keeper.pid, keeper.start):
+        agent = _running_agent(config, config_path)
+        if agent is not None and agent.parent == keeper.pid and (before is None or agent.pid != before.pid):
+            return agent.pid
+        time.sleep(0.1)
+    raise ServiceError(f"the agent did not start within {_START_SECONDS:.0f} s; its log is {log}")
+
+
+def _start_keeper(config_path: Path, log: Path) -> ProcessFacts:
     with log.open("ab") as output:
         keeper = subprocess.Popen(
             [sys.executable, "-P", "-m", "workers.cli", "host", "keep", "--config", str(config_path)],
@@ -126,14 +149,54 @@ def start_detached(config: HostConfig, config_path: Path) -> int:
             start_new_session=True,
             cwd="/",
         )
-    end = time.monotonic() + _START_SECONDS
-    while time.monotonic() < end and keeper.poll() is None:
-        # The lock's file names its holder; trying the lock itself could make the new agent believe that it is taken.
-        pid = (read_json(config.state_dir / "agent.lock") or {}).get("pid")
-        if isinstance(pid, int) and (facts := facts_of(pid)) is not None and facts.parent == keeper.pid:
-            return pid
-        time.sleep(0.1)
-    raise ServiceError(f"the agent did not start within {_START_SECONDS:.0f} s; its log is {log}")
+    facts = facts_of(keeper.pid)
+    if facts is None:
+        raise ServiceError(f"the agent's keeper ended at once; its log is {log}")
+    return facts
+
+
+def _running_agent(config: HostConfig, config_path: Path) -> ProcessFacts | None:
+    """The agent that looks after this host now. The lock's file names its holder; trying the lock itself could make a new
+    agent believe that it is taken.
+    """
+    pid = (read_json(config.state_dir / "agent.lock") or {}).get("pid")
+    facts = facts_of(pid) if isinstance(pid, int) else None
+    return facts if facts and not facts.zombie and _is_about(facts.pid, "run", config_path) else None
+
+
+def _keeper_of(agent: ProcessFacts, config_path: Path) -> ProcessFacts | None:
+    return facts_of(agent.parent) if _is_about(agent.parent, "keep", config_path) else None
+
+
+def _is_about(pid: int, action: str, config_path: Path) -> bool:
+    """True if the process is `slipway host ACTION` for the host with this configuration."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return False
+    return action in words and any(word[:1] == "/" and Path(word).resolve() == config_path.resolve() for word in words)
+
+
+def _end_keeper_outside_of(unit: str, config: HostConfig, config_path: Path) -> None:
+    """End a keeper that was started by hand: its agent would hold the host that the unit's shall look after."""
+    agent = _running_agent(config, config_path)
+    if agent is None:
+        return
+    keeper = _keeper_of(agent, config_path) or agent
+    if unit not in Path(f"/proc/{keeper.pid}/cgroup").read_text(encoding="utf-8"):
+        _end(keeper.pid, keeper.start)
+
+
+def _end(pid: int, start: int) -> None:
+    """End an agent, or a keeper with its agent, in order; engines go on."""
+    os.kill(pid, signal.SIGTERM)
+    end = time.monotonic() + _END_SECONDS
+    while is_alive(pid, start):
+        if time.monotonic() > end:
+            raise ServiceError(
+                f"process {pid}, the agent of before, does not end. Kill it (kill -9 {pid}); engines go on."
+            )
+        time.sleep(0.05)
 
 
 def _run(argv: list[str]) -> None:
