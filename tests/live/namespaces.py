@@ -86,8 +86,10 @@ class NamespaceHost:
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        with suppress(subprocess.CalledProcessError):
-            ip("netns", "del", self.namespace)
+        # The cable first: the kernel takes a namespace apart in its own time, and the next one wants the cable's name.
+        for words in (("link", "del", self._cable), ("netns", "del", self.namespace)):
+            with suppress(subprocess.CalledProcessError):
+                ip(*words)
 
 
 def bare_environment(home: Path) -> dict[str, str]:
