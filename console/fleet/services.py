@@ -36,6 +36,9 @@ _JOINED_FIELDS = (
 )
 _on_removal: list[Callable[[Host, User, str], None]] = []
 
+_SLOWER_COUNTS = 0.05
+"""Share that one heartbeat has in what is believed of a host's clock when it makes that look slower."""
+
 
 @dataclass(frozen=True)
 class Credentials:
@@ -235,7 +238,7 @@ def heard(host: Host, heartbeat: Heartbeat) -> None:
     host.last_seen_at = now
     if not was_online:
         host.online_since = now
-    host.clock_skew_seconds = round(heartbeat.at - now.timestamp(), 3)
+    host.clock_skew_seconds = _skew(host.clock_skew_seconds, heartbeat.at - now.timestamp())
     host.agent_version = heartbeat.agent_version
     host.contract = heartbeat.contract
     host.agent_boot = heartbeat.agent_boot
@@ -260,6 +263,17 @@ def heard(host: Host, heartbeat: Heartbeat) -> None:
     credentials.settle(host, heartbeat)
     if not was_online:
         live.changed("host", host.pk)
+
+
+def _skew(before: float | None, seen: float) -> float:
+    """How far the host's clock is ahead, in seconds, after a heartbeat that seemed to come from `seen` seconds ahead.
+
+    Its way can only make a clock look slower. So what looks faster counts at once, and what looks slower only little by
+    little: a heartbeat that waited half a minute is no clock that is wrong, and a clock that was set back shows in minutes.
+    """
+    if before is None or seen >= before:
+        return round(seen, 3)
+    return round(before + (seen - before) * _SLOWER_COUNTS, 3)
 
 
 def take_inventory(host: Host, inventory: HostInventory) -> None:

@@ -1,6 +1,7 @@
 """Reports from hosts: believed only from their owner, in order, once."""
 
 import json
+from uuid import UUID
 
 import pytest
 import redis
@@ -8,6 +9,7 @@ from django.utils import timezone
 
 from console.access.models import AuditEntry
 from console.deployments.models import Attempt, Instance
+from console.fleet import services
 from console.fleet.models import ReportCursor, UnreadReport
 from console.jobs.models import Job, Step
 from console.telemetry.ingest import take_logs, take_reports, take_samples
@@ -177,6 +179,21 @@ def test_a_heartbeat_makes_a_host_online_and_shows_its_clock_skew(fleet: Fleet) 
     assert fleet.host.is_online
     assert fleet.host.clock_skew_seconds == pytest.approx(-90, abs=2)
     assert fleet.host.reflected_generation == 3
+
+
+def test_a_heartbeat_that_waited_is_no_wrong_clock_and_one_that_was_set_back_is(fleet: Fleet) -> None:
+    def seen(*delays: float) -> float:
+        for delay in delays:
+            at = timezone.now().timestamp() - delay
+            beat = Heartbeat(at=at, agent_boot=UUID(BOOT_A), agent_pid=1, agent_version="0.1.0", generation=None)
+            services.heard(fleet.host, beat)
+        fleet.host.refresh_from_db()
+        return fleet.host.clock_skew_seconds or 0.0
+
+    assert abs(seen(0, 30)) < 2
+    assert abs(seen(0)) < 0.5
+    assert seen(*[60] * 100) == pytest.approx(-60, abs=2)
+    assert abs(seen(0)) < 0.5
 
 
 def test_a_new_agent_has_lost_the_steps_that_it_does_not_name(broker: redis.Redis, fleet: Fleet) -> None:
