@@ -65,6 +65,11 @@ def codes_of(copy: Copy) -> set[str]:
     return {str(entry.get("code")) for entry in found or [] if isinstance(entry, Mapping)}
 
 
+def needed_by(copy: Copy) -> set[str]:
+    """Codes of what the last verification found that needs a yes, given or not."""
+    return codes_of(copy) & set(CODES.values())
+
+
 def digest_of(copy: Copy, kind: Consent.Kind) -> str:
     """Digest of the files that hold the code; empty if one of them was never hashed."""
     chosen = [file for file in _files(copy) if _holds_code(file["path"], kind)]

@@ -4,10 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.db.models import prefetch_related_objects
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
+from console.catalog import consents
 from console.catalog.models import Copy
 from console.catalog.presentation import short_sums
 from console.common.spans import readable_bytes, readable_duration
@@ -40,6 +42,11 @@ class ShownFinding:
     message: str
     fix: str
     code: str
+
+    @property
+    def lead(self) -> str:
+        """The file, if the message doesn't begin with it."""
+        return "" if self.message.startswith(self.file) else self.file
 
 
 @dataclass(frozen=True)
@@ -155,6 +162,11 @@ class ShownCopy:
         return self.copy.state in states and not self.partial and self.job is None
 
     @property
+    def is_adapter(self) -> bool:
+        """True if it is a LoRA adapter, which serves only together with its base model."""
+        return self.copy.revision.is_adapter
+
+    @property
     def removable(self) -> bool:
         """True if no job works on it."""
         return self.copy.state not in ("deleting", "removed") and self.job is None
@@ -177,6 +189,7 @@ def shown_copies(copies: Iterable[Copy]) -> list[ShownCopy]:
         if state == "verified":
             sound.setdefault(revision, set()).add(host)
     hosts = set(Host.objects.exclude(public_key="").values_list("pk", flat=True))
+    prefetch_related_objects([copy.revision for copy in rows if consents.needed_by(copy)], "consents")
     return [
         _shown(
             copy,
@@ -193,13 +206,20 @@ def _shown(copy: Copy, usage: Usage, job: RunningJob | None, *, elsewhere: bool,
     found = copy.verification if isinstance(copy.verification, Mapping) else {}
     failure = found.get("failure")
     entries = found.get("findings") or (failure or {}).get("evidence") or []
-    return ShownCopy(copy, usage, job, elsewhere, everywhere, _groups(entries), failure)
+    return ShownCopy(copy, usage, job, elsewhere, everywhere, _groups(entries, _severities(copy)), failure)
 
 
-def _groups(entries: Sequence[Any]) -> list[FindingGroup]:
+def _severities(copy: Copy) -> Mapping[str, str]:
+    """What needs an admin's yes is no error in sound files, and a note once it is allowed."""
+    asked = consents.needed_by(copy) if copy.state == "verified" else set()
+    allowed = consents.allowed_codes(copy) if asked else []
+    return {code: "info" if code in allowed else "warning" for code in asked}
+
+
+def _groups(entries: Sequence[Any], severities: Mapping[str, str]) -> list[FindingGroup]:
     findings = [
         ShownFinding(
-            str(entry.get("severity") or "warning"),
+            severities.get(str(entry.get("code")), str(entry.get("severity") or "warning")),
             str(entry.get("file") or ""),
             str(entry.get("message") or entry.get("text") or entry.get("code") or ""),
             str(entry.get("fix") or ""),
@@ -274,6 +294,8 @@ def truth(shown: ShownCopy, unallowed: Sequence[str] = ()) -> str:
         text = _("Its files are complete and right, but a launch is refused until an admin allows %(what)s.") % {
             "what": _(" and ").join(unallowed)
         }
+    if copy.state == "verified" and shown.is_adapter:
+        text += " " + _("It is a LoRA adapter: deploy its base model and give this directory with --lora-modules.")
     if copy.state == "verified" and shown.usage.live:
         text += " " + _("%(names)s serves from it.") % {"names": shown.usage.live_names}
     return text

@@ -112,6 +112,11 @@ class Revision(models.Model):
         """True for a commit of a source: its files can't rightly change any more."""
         return self.commit != LOCAL_COMMIT
 
+    @property
+    def is_adapter(self) -> bool:
+        """True if its files are a LoRA adapter, as a verification saw them: no engine serves one by itself."""
+        return isinstance(self.facts, dict) and self.facts.get("kind") == "adapter"
+
 
 class File(models.Model):
     """One file of a revision. Size in bytes."""

@@ -80,12 +80,13 @@ def truth(model: Model) -> str:
 
 def short_sums(text: str) -> str:
     """A sentence with its checksums cut to twelve digits: enough to tell them apart, and it can be read."""
-    return _SUM.sub(r"\1…", text)
+    return _SUM.sub(r"\1", text)
 
 
 def best_copy(model: Model) -> Copy | None:
     """The copy to deploy first: a verified one, else one that was not looked at yet; never a damaged one."""
-    every = [copy for revision in model.revisions.all() for copy in revision.copies.all()]
+    revisions = [revision for revision in model.revisions.all() if not revision.is_adapter]
+    every = [copy for revision in revisions for copy in revision.copies.all()]
     copies = [copy for copy in every if copy.state in ("verified", "unverified")]
     copies.sort(key=lambda copy: copy.state != "verified")
     return copies[0] if copies else None

@@ -10,6 +10,8 @@ from django.utils.translation import gettext as _
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _JUST_NOW_SECONDS = 5
+_SHORTEST_SECONDS = 0.05
+"""What is shorter would be rounded to nothing."""
 
 
 def unit_words() -> dict[str, str]:
@@ -31,8 +33,10 @@ def _unit_words(language: str | None) -> dict[str, str]:  # noqa: ARG001 - what 
 
 
 def readable_duration(seconds: float) -> str:
-    """A span in its two largest units: `0.4 s`, `12 s`, `1 min 12 s`, `3 h 5 min`, `4 d 2 h`."""
+    """A span in its two largest units: `< 0.1 s`, `0.4 s`, `12 s`, `1 min 12 s`, `3 h 5 min`, `4 d 2 h`."""
     unit = unit_words()
+    if 0 < seconds < _SHORTEST_SECONDS:
+        return f"< {unit['s'] % number_format(0.1)}"
     if 0 < seconds < 10 and seconds % 1:
         return unit["s"] % number_format(round(seconds, 1))
     whole = max(0, round(seconds))

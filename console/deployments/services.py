@@ -574,13 +574,19 @@ def check_fits_together(copy: Copy, engine: Engine, port: int | None) -> None:
 
 
 def check_copy(spec: Spec) -> None:
-    """Refuse what can't come up: files that are gone or on their way, and code that no admin allowed."""
+    """Refuse what can't come up: files that are gone or on their way, adapters, and code that no admin allowed."""
     if copy_fetching.is_absent(spec.copy):
         return  # it is fetched first; what it holds is judged by its verification
     if spec.copy.state in ("downloading", "incomplete", "deleting", "removed"):
         raise Refused(
             _("%(copy)s is %(state)s. Choose another copy, or wait until it is complete.")
             % {"copy": spec.copy, "state": spec.copy.look.word},
+            field="copy",
+        )
+    if spec.copy.revision.is_adapter:
+        raise Refused(
+            _("%(model)s is a LoRA adapter. Deploy its base model and give %(path)s with --lora-modules.")
+            % {"model": spec.copy.revision.model, "path": spec.copy.path},
             field="copy",
         )
     consents.refuse_unallowed(spec.copy, spec.arguments)

@@ -192,9 +192,9 @@ def repair(copy: Copy, *, actor: User, reason: str = "") -> Job:
         raise Refused(
             _("Nobody knows where this copy came from, so its files can't be fetched again. Put them right by hand.")
         )
+    title = _("Download %(model)s to %(host)s") if copy.is_partial else _("Repair %(model)s on %(host)s")
     with transaction.atomic():
         bad = begin_repair(copy, actor=actor, reason=reason)
-        title = _("Repair %(model)s on %(host)s")
         return _fetch(copy, kind="repair", title=title, actor=actor, payload=download_payload(copy, repair=bad))
 
 
@@ -362,7 +362,7 @@ class FetchHandler(JobHandler):
 
     def job_cancelled(self, job: Job) -> None:
         """Parts stay for the next try."""
-        self._stop_half_way(job, job.state_reason or _("cancelled"))
+        self._stop_half_way(job, _why_cancelled(job))
 
     def _stop_half_way(self, job: Job, reason: str) -> None:
         copy = copy_of(job)
@@ -395,7 +395,7 @@ class DeleteHandler(JobHandler):
 
     def job_cancelled(self, job: Job) -> None:
         """Some files may be gone: the next launch looks."""
-        self._end(job, "unverified", job.state_reason or _("cancelled"))
+        self._end(job, "unverified", _why_cancelled(job))
 
     def before_retry(self, job: Job, step: Step) -> None:  # noqa: ARG002
         """Deleting again, if nobody uses it by now."""
@@ -409,6 +409,10 @@ class DeleteHandler(JobHandler):
         if copy.state == "deleting":
             move(copy, to=state or "unverified", reason=reason)
         live.changed("model", copy.revision.model_id)
+
+
+def _why_cancelled(job: Job) -> str:
+    return _("cancelled: “%(reason)s”") % {"reason": job.state_reason} if job.state_reason else _("cancelled")
 
 
 def copy_of(job: Job) -> Copy:

@@ -49,3 +49,5 @@ class AddDirectoryForm(forms.Form):
     def __init__(self, *args: Any, hosts: QuerySet[Host], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["host"].queryset = hosts  # type: ignore[attr-defined]
+        if len(hosts) == 1:
+            self.fields["host"].initial = hosts[0]

@@ -8,9 +8,11 @@ from django.template.loader import render_to_string
 from django.urls import NoReverseMatch, reverse
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
-from console.catalog.copy_presentation import fallback_for
+from console.catalog.copy_presentation import HELD_STATES, ShownCopy, fallback_for, shown_copies
 from console.catalog.models import Copy
+from console.catalog.presentation import short_sums
 from console.common.spans import readable_bytes, readable_duration
 from console.jobs.models import Event, Job, Step
 from workers.contracts import StepKind
@@ -87,11 +89,17 @@ def sentence(job: Job, steps: list[Step]) -> str:
     )
     names = {"at": at, "count": count, "step": step.title if step else "", "took": took, "reason": job.state_reason}
     if job.state == "succeeded":
-        return _("All %(count)d steps succeeded, in %(took)s.") % names
+        text = ngettext("Succeeded, in %(took)s.", "All %(count)d steps succeeded, in %(took)s.", count)
+        return text % names
     if job.state == "failed":
         return _("Failed at step %(at)d of %(count)d, %(step)s, after %(took)s.") % names
     if job.state == "cancelled":
         text = _("Cancelled at step %(at)d of %(count)d, %(step)s, after %(took)s.") % names
+        if job.state_reason:
+            text = (
+                _("Cancelled at step %(at)d of %(count)d, %(step)s, after %(took)s, with the reason “%(reason)s”.")
+                % names
+            )
         kept = step is not None and step.kind == StepKind.DOWNLOAD and step.started_at is not None
         return text + " " + _("What has come is kept, and another download goes on from there.") if kept else text
     if job.state == "cancelling":
@@ -102,6 +110,17 @@ def sentence(job: Job, steps: list[Step]) -> str:
     if waiting:
         return _("Step %(at)d of %(count)d: %(step)s, waiting for %(what)s.") % {**names, "what": waiting}
     return _("Step %(at)d of %(count)d: %(step)s.") % names
+
+
+def unreached(job: Job, step: Step) -> bool:
+    """True if a job ended before this step began."""
+    waiting = step.state == "queued" and not job.is_live
+    return step.started_at is None and (waiting or step.state == "cancelled")
+
+
+def failure_line(step: Step) -> str:
+    """Why a step failed, in its own row: the checksums in full stand above the timeline."""
+    return short_sums(str((step.failure or {}).get("message", "")))
 
 
 def waits_for(step: Step) -> str:
@@ -127,17 +146,37 @@ def subject_url(job: Job) -> str:
     return ""
 
 
-def fallback(job: Job, steps: list[Step]) -> Copy | None:
-    """The copy to deploy instead when a job failed because of a model's files; None if there is none, or need of it."""
+@dataclass(frozen=True)
+class Remedy:
+    """What helps when a job failed because of a model's files: more than trying the same again."""
+
+    held: ShownCopy | None = None
+    """The copy that is held now; None once it is repaired or gone."""
+    fallback: Copy | None = None
+    """A copy that was verified last and can serve meanwhile."""
+
+    @property
+    def repair(self) -> Copy | None:
+        """The copy to repair, if that is the next thing to do."""
+        held = self.held
+        return held.copy if held and held.can_repair and held.repair_first and not held.job else None
+
+
+def remedy(job: Job, steps: list[Step]) -> Remedy:
+    """What helps a failed job whose step about a model's files failed; nothing if that is not why it failed."""
     failed = next((step for step in steps if step.state == "failed" and step.kind in _ABOUT_FILES), None)
-    if failed is None:
-        return None
-    rows = Copy.objects.select_related("revision")
+    if job.state != "failed" or failed is None:
+        return Remedy()
+    rows = Copy.objects.select_related("revision__model", "host")
     if job.subject_kind == "copy" or "fetch" in job.payload:
         copy = rows.filter(pk=job.payload.get("fetch") or job.about).first()
     else:
         copy = rows.filter(host=failed.host_id, path=failed.payload.get("model_path", "")).first()
-    return fallback_for(copy) if copy else None
+    if copy is None:
+        return Remedy()
+    # A download that failed goes on by a retry; only wrong files stay wrong however often they are read.
+    held = copy.state in HELD_STATES and failed.kind == StepKind.VERIFY
+    return Remedy(shown_copies([copy])[0] if held else None, fallback_for(copy))
 
 
 def log_url(job: Job, steps: list[Step]) -> str:
@@ -152,16 +191,23 @@ def log_url(job: Job, steps: list[Step]) -> str:
 
 
 def evidence_lines(failure: Mapping[str, Any] | None) -> list[str]:
-    """The lines of a failure's evidence: the log's own words first, other facts as `name: value`."""
-    lines = []
-    for entry in (failure or {}).get("evidence", []):
+    """The lines of a failure's evidence: the log's own words first, other facts as `name: value`.
+
+    What the message says already is left out.
+    """
+    given = failure or {}
+    said, lines = str(given.get("message", "")), []
+    for entry in given.get("evidence", []):
         if not isinstance(entry, Mapping):
             lines.append(str(entry))
             continue
         text = next((str(entry[key]) for key in ("text", "line_text", "message") if entry.get(key)), "")
         number = entry.get("line")
         if text:
-            lines.append(f"{number}: {text}" if isinstance(number, int) else text)
+            if isinstance(number, int):
+                lines.append(f"{number}: {text}")
+            elif text not in said:
+                lines.append(text)
         else:
             lines.append(", ".join(f"{key}: {value}" for key, value in entry.items()))
     return lines
@@ -252,7 +298,7 @@ def _verify(result: Mapping[str, Any]) -> list[Fact]:
     return [
         Fact(_("Files"), _number(result.get("files"))),
         Fact(_("Size"), readable_bytes(result.get("size_bytes", 0))),
-        Fact(_("Read in"), _duration(result.get("seconds"))),
+        Fact(_("Read in"), _duration(result.get("seconds") or None)),
         Fact(_("Directory"), str(result.get("model_path", "")), wide=True),
     ]
 

@@ -11,9 +11,11 @@ from django.utils.translation import gettext as _
 
 from console.access import services as access
 from console.access.models import User
+from console.catalog.presentation import short_sums
 from console.common import live
 from console.common.commits import after_commit
 from console.common.errors import LostRace, Refused
+from console.common.spans import readable_duration
 from console.common.states import move
 from console.fleet import desired, intake
 from console.fleet.models import Host
@@ -139,7 +141,8 @@ def _send_first(step: Step) -> None:
 
 
 def _finish(job: Job, to: str, *, reason: str = "") -> None:
-    move(job, to=to, reason=reason)
+    # What a job was cancelled for was said when it was asked to stop.
+    move(job, to=to, reason=reason or (job.state_reason if to == "cancelled" else ""))
     job.finished_at = timezone.now()
     job.save(update_fields=["finished_at", "failure"])
     level = {"failed": Level.ERROR, "cancelled": Level.WARNING}.get(to, Level.INFO)
@@ -234,13 +237,14 @@ def _after_end(step: Step) -> None:
 def _note_outcome(step: Step, to: str, failure: Failure | None) -> None:
     seconds = (step.finished_at - step.started_at).total_seconds() if step.finished_at and step.started_at else 0
     if to == "succeeded":
-        text, level = _("%(step)s succeeded after %(seconds).1f s."), Level.INFO
+        text, level = _("%(step)s succeeded after %(took)s."), Level.INFO
     elif to == "cancelled":
         text, level = _("%(step)s was cancelled."), Level.WARNING
     else:
-        text, level = _("%(step)s failed after %(seconds).1f s: %(why)s"), Level.ERROR
-    why = " ".join(filter(None, [failure.message, failure.next])) if failure else ""
-    note(step.job, text % {"step": step.title, "seconds": seconds, "why": why}, step=step, level=level)
+        text, level = _("%(step)s failed after %(took)s: %(why)s"), Level.ERROR
+    why = short_sums(" ".join(filter(None, [failure.message, failure.next]))) if failure else ""
+    took = readable_duration(seconds)
+    note(step.job, text % {"step": step.title, "took": took, "why": why}, step=step, level=level)
 
 
 def _interrupt(step: Step, *, reason: str) -> None:

@@ -141,6 +141,7 @@ def _attach_steps(jobs: list[Job]) -> None:
 def _describe(job: Job) -> dict[str, Any]:
     steps = list(job.steps.all())
     now_at, count = presentation.position(steps)
+    remedy = presentation.remedy(job, steps)
     return {
         "job": job,
         "steps": [
@@ -150,13 +151,16 @@ def _describe(job: Job) -> dict[str, Any]:
                 "checks": check_rows(step.result.get("checks")),
                 "findings": presentation.findings(step),
                 "waits_for": presentation.waits_for(step),
+                "unreached": presentation.unreached(job, step),
+                "failure": presentation.failure_line(step),
                 "evidence": presentation.evidence_lines(step.failure),
             }
             for step in steps
         ],
         "sentence": presentation.sentence(job, steps),
         "hosts": list(dict.fromkeys(step.host for step in steps)),
-        "fallback": presentation.fallback(job, steps) if job.state == "failed" else None,
+        "remedy": remedy,
+        "fallback": remedy.fallback,
         "now_at": now_at,
         "step_count": count,
         "evidence": presentation.evidence_lines(job.failure),

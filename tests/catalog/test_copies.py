@@ -8,6 +8,7 @@ from django.urls import reverse
 
 from console.access.models import AuditEntry, Team, User
 from console.catalog import consents
+from console.catalog.copy_presentation import shown_copies
 from console.catalog.models import Consent, Copy, File, Model, Revision, Source
 from console.common.errors import Refused
 from console.common.secrets import encrypt
@@ -375,6 +376,20 @@ class TestVerification:
         assert list(fleet.copy.revision.files.values_list("path", flat=True)) == ["a.safetensors", "config.json"]
 
 
+def test_an_adapter_is_not_offered_for_a_launch_and_refused(admin: User, fleet: Fleet) -> None:
+    details = {"hashed": True, "kind": "adapter"}
+    store_verification(fleet.copy, result("adapter_config.json", "adapter_model.safetensors", details=details))
+    page = signed_in(admin).get(reverse("copy_detail", args=[fleet.copy.pk])).content.decode()
+    assert "It is a LoRA adapter" in page
+    offer = f"{reverse('deployment_add')}?copy={fleet.copy.pk}"
+    assert offer not in page
+    assert (
+        offer not in signed_in(admin).get(reverse("model_detail", args=[fleet.copy.revision.model_id])).content.decode()
+    )
+    with pytest.raises(Refused, match="--lora-modules"):
+        fleet.deploy()
+
+
 class TestConsent:
     @pytest.fixture
     def pickled(self, fleet: Fleet) -> Copy:
@@ -398,6 +413,17 @@ class TestConsent:
         page = signed_in(admin).get(reverse("copy_detail", args=[pickled.pk])).content.decode()
         assert "a launch is refused until an admin allows pickle weights" in page
         assert f"{reverse('deployment_add')}?copy={pickled.pk}" not in page
+
+    def test_what_needs_a_yes_is_no_error_in_sound_files_and_a_note_once_allowed(
+        self, admin: User, pickled: Copy
+    ) -> None:
+        def shown() -> list[str]:
+            copy = Copy.objects.get(pk=pickled.pk)
+            return [group.severity for group in shown_copies([copy])[0].groups]
+
+        assert shown() == ["warning"]
+        consents.allow(pickled, kind="pickle", reason="ours", actor=admin)
+        assert shown() == ["info"]
 
     def test_an_admins_yes_is_recorded_and_opens_the_launch(self, admin: User, fleet: Fleet, pickled: Copy) -> None:
         page = reverse("copy_allow", args=[pickled.pk, "pickle"])

@@ -8,6 +8,7 @@ from django.test import Client
 from django.urls import reverse
 
 from console.access.models import Team, User
+from console.catalog.models import Copy, Model, Revision, Source
 from console.jobs import services
 from console.jobs.models import Event, Job, Step
 from tests.factories import Fleet
@@ -72,6 +73,40 @@ def test_an_operator_cancels_with_a_reason(job: Job, operator: User) -> None:
     job.refresh_from_db()
     assert job.state == "cancelling"
     assert "wrong model" in page_of(operator, "job_detail", job.pk)
+
+
+def test_a_cancelled_job_says_why_and_what_it_never_reached(job: Job, operator: User) -> None:
+    Step.objects.filter(job=job).update(sent_at=None)
+    job.refresh_from_db()
+    services.cancel(job, actor=operator, reason="wrong model")
+    job.refresh_from_db()
+    assert (job.state, job.state_reason) == ("cancelled", "wrong model")
+    page = page_of(operator, "job_detail", job.pk)
+    assert "with the reason “wrong model”" in page
+    assert page.count("not reached") == job.steps.count()
+
+
+def test_wrong_files_are_repaired_first_and_their_sums_stand_once(job: Job, operator: User, fleet: Fleet) -> None:
+    source = Source.objects.create(name="A hub", endpoint="https://hub.example")
+    Model.objects.filter(pk=fleet.copy.revision.model_id).update(origin=source)
+    Revision.objects.filter(pk=fleet.copy.revision_id).update(commit="c" * 40)
+    message = f"a.safetensors has sha256 {'a' * 64}, but A hub says {'b' * 64}."
+    evidence = [{"line": None, "text": message, "code": "checksum.mismatch", "severity": "error", "message": message}]
+    failure = {"code": "checksum.mismatch", "message": message, "next": "Fetch it again.", "evidence": evidence}
+    Step.objects.filter(job=job, position__lt=2).update(state="succeeded")
+    Step.objects.filter(job=job, position=2).update(state="failed", failure=failure)
+    services.advance(job.pk)
+    page = page_of(operator, "job_detail", job.pk)
+    assert page.count("a" * 64) == 1
+    assert "a" * 12 in page.replace("a" * 64, "")
+    repair, retry = (reverse(name, args=[pk]) for name, pk in (("copy_repair", fleet.copy.pk), ("job_retry", job.pk)))
+    assert f'class="btn btn-primary" href="{repair}"' in page
+    assert f'class="btn" href="{retry}"' in page
+
+    Copy.objects.filter(pk=fleet.copy.pk).update(state="verified")
+    page = page_of(operator, "job_detail", job.pk)
+    assert repair not in page
+    assert f'class="btn btn-primary" href="{retry}"' in page
 
 
 def test_a_refused_retry_is_explained_and_keeps_the_reason(job: Job, operator: User) -> None:

@@ -153,7 +153,17 @@ def quantised(scheme: str, architecture: str = "llama") -> tuple[Tensors, dict[s
         at = name.removesuffix("weight")
         for leaf, (dtype, *shape) in _COMPANIONS[scheme](out, into).items():
             tensors[at + leaf] = tensor(at + leaf, dtype, *shape)
+        if scheme == "bnb-4bit":
+            state = quant_state(out, into)
+            tensors[f"{at}{_STATE}"] = ("U8", (len(state),), state)
     return tensors, json.loads(json.dumps(_CONFIGS[scheme]))
+
+
+def quant_state(out: int, into: int, **other: object) -> bytes:
+    """What bitsandbytes packs beside a 4-bit weight."""
+    nested = {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.0123}
+    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [out, into], **nested}
+    return json.dumps({**state, **other}).encode()
 
 
 def make_quantised(folder: Path, scheme: str, architecture: str = "llama") -> Path:
@@ -179,6 +189,7 @@ def _compressed(weights: dict[str, object], form: str, inputs: dict[str, object]
     }
 
 
+_STATE = "weight.quant_state.bitsandbytes__nf4"
 _COMPANIONS = {
     "fp8-tensor": lambda o, i: {"weight": ("F8_E4M3", o, i), "weight_scale": ("F32",), "input_scale": ("F32",)},
     "fp8-block": lambda o, i: {
@@ -211,7 +222,7 @@ _COMPANIONS = {
     "bnb-4bit": lambda o, i: {
         "weight": ("U8", o * i // 2, 1), "weight.absmax": ("U8", _up(o * i, 64)),
         "weight.quant_map": ("F32", 16), "weight.nested_absmax": ("F32", _up(_up(o * i, 64), 256)),
-        "weight.nested_quant_map": ("F32", 256), "weight.quant_state.bitsandbytes__nf4": ("U8", 80),
+        "weight.nested_quant_map": ("F32", 256), _STATE: ("U8", 80),
     },
     "bnb-8bit": lambda o, i: {"weight": ("I8", o, i), "SCB": ("F32", o), "weight_format": ("U8",)},
 }  # fmt: skip

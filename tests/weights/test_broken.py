@@ -481,6 +481,32 @@ def test_scale_shape(tmp_path, scheme, leaf, wrong):
     assert set(codes) <= {("quantization.scale_shape", ONE), ("weights.shape_mismatch", ONE)}
 
 
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (build.quant_state(32, 32)[:-1], "isn't valid JSON in its"),
+        (build.quant_state(32, 32) + b"\0", "isn't valid JSON in its"),
+        (b"[" * 5000, "isn't valid JSON in its"),
+        (b"[1]", "isn't a JSON object"),
+        (build.quant_state(32, 48), "says shape [32, 48] for 512 bytes"),
+        (build.quant_state(32, 32, shape=[-32, -32]), "gives no shape"),
+        (build.quant_state(32, 32, quant_type="fp4"), "says fp4"),
+        (build.quant_state(32, 32, blocksize=128), "says blocksize 128, but absmax has 16 entries"),
+        (build.quant_state(32, 32, nested_blocksize=4), "says nested_blocksize 4, but nested_absmax has 1 entries"),
+        (b"{}" + b" " * (64 << 10), "is U8 of 65,538 bytes"),
+    ],
+)
+def test_a_quantisation_state_that_does_not_describe_its_weight(tmp_path, state, said):
+    build.make_quantised(tmp_path, "bnb-4bit")
+    assert found(tmp_path) == []
+    tensors, _ = build.quantised("bnb-4bit")
+    tensors["model.layers.1.self_attn.o_proj.weight.quant_state.bitsandbytes__nf4"] = ("U8", (len(state),), state)
+    (tmp_path / ONE).write_bytes(build.safetensors_bytes(tensors))
+    finding = next(item for item in verify_directory(tmp_path).findings if item.code == "quantization.scale_shape")
+    assert finding.file == ONE
+    assert said in finding.message
+
+
 @pytest.mark.parametrize("scheme", ["fp8-block", "ct-channel", "awq", "nvfp4"])
 def test_one_layer_left_unquantised_by_mistake(tmp_path, scheme):
     build.make_quantised(tmp_path, scheme)

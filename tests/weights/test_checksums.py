@@ -67,6 +67,14 @@ def test_sources_that_disagree_are_both_named(model):
     assert not verification.ok
 
 
+def test_several_sources_of_one_sum_make_one_finding(model):
+    said = [Expected(ONE, "sha256", WRONG, source) for source in ("the hub", "a mirror", "the hub")]
+    mismatches = [item for item in verify_directory(model, checksums=said).findings if item.code == "checksum.mismatch"]
+    assert [item.message for item in mismatches] == [
+        f"{ONE} has sha256 {sha256(model / ONE)}, but the hub and a mirror say {WRONG}."
+    ]
+
+
 def test_sources_that_disagree_are_found_without_hashing(model):
     build.write_sums(model)
     codes = found(model, checksums=[Expected(ONE, "sha256", WRONG, "the hub")], hash_files=False)

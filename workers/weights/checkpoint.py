@@ -16,6 +16,7 @@ from workers.weights.guide_format import MAP_FILE, check_guide_format
 from workers.weights.layer_headers import compare_headers
 from workers.weights.layers import check_vocabulary, compare_layers, stacks
 from workers.weights.layout import Layout
+from workers.weights.quant_states import check_quant_states
 from workers.weights.quantization import check_quantisation, logical_shape
 from workers.weights.safetensors import DTYPE_BITS
 from workers.weights.scan import Scan, is_lfs_pointer
@@ -170,6 +171,8 @@ class Checkpoint:
         readable = self._config is not None
         known = readable and not findings.has("quantization.unknown")
         check_quantisation(self._scheme, weights, findings, config_known=known)
+        if self._deep:
+            check_quant_states(weights.tensors, self._layout, self._headers, findings)
         if known:
             check_plain_types(weights.tensors, findings, quantised=self._scheme is not None)
         compare_headers(weights.tensors, findings)

@@ -7,7 +7,7 @@ manifest of an earlier verification.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -173,7 +173,7 @@ def _take_blob(name: str, blob: str, digests: Digests) -> None:
     if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", blob):
         return
     algorithm = "sha256" if len(blob) == 64 else "git"
-    digests.by_file.setdefault(name, []).append(Expected(name, algorithm, blob, "hub cache"))
+    digests.by_file.setdefault(name, []).append(Expected(name, algorithm, blob, "the hub cache"))
 
 
 def _take_download_records(layout: Layout, digests: Digests) -> None:
@@ -190,7 +190,7 @@ def _take_download_records(layout: Layout, digests: Digests) -> None:
         except (OSError, ValueError):
             continue
         if len(lines) >= 2 and re.fullmatch(r"[0-9a-f]{64}", lines[1]):
-            digests.by_file.setdefault(name, []).append(Expected(name, "sha256", lines[1], "hub download record"))
+            digests.by_file.setdefault(name, []).append(Expected(name, "sha256", lines[1], "the hub download record"))
 
 
 def compare(
@@ -216,10 +216,12 @@ def compare(
 def _compare_file(file: str, expected: list[Expected], actual: Mapping[str, str], findings: Findings) -> None:
     wrong = [item for item in expected if actual.get(item.algorithm, item.digest) != item.digest]
     right = [item for item in expected if actual.get(item.algorithm) == item.digest]
+    said: dict[tuple[str, str], list[str]] = {}
     for item in wrong:
-        message = (
-            f"{printable(file)} has {item.algorithm} {actual[item.algorithm]}, but {item.source} says {item.digest}."
-        )
+        said.setdefault((item.algorithm, item.digest), []).append(item.source)
+    for (algorithm, digest), sources in said.items():
+        told = _who_says(sources)
+        message = f"{printable(file)} has {algorithm} {actual[algorithm]}, but {told} {digest}."
         findings.add("checksum.mismatch", file, message, _FIX_MISMATCH)
     contradiction = any(
         one.algorithm == other.algorithm and one.digest != other.digest for one in expected for other in expected
@@ -232,6 +234,12 @@ def _compare_file(file: str, expected: list[Expected], actual: Mapping[str, str]
         message += verdict if actual else "The file itself was not hashed."
         fix = "Don't launch until the publisher's checksum is clear; the last verified revision can serve meanwhile."
         findings.add("checksum.sources_disagree", file, message, fix)
+
+
+def _who_says(sources: Iterable[str]) -> str:
+    """`a says`, or `a, b and c say`: the same sum from several sources is one finding."""
+    *others, last = dict.fromkeys(sources)
+    return f"{', '.join(others)} and {last} say" if others else f"{last} says"
 
 
 _WATCHED = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".py", ".json", ".jinja", ".model")

@@ -60,11 +60,12 @@ class Trouble:
             return self.no_space
         now = time.monotonic()
         if self.pauses(now):
-            return f"{self._pause_reason}; trying again in {self._pause_until - now:.0f} s"
+            seconds = max(1.0, self._pause_until - now)
+            return f"the source, which is asked again in {seconds:.0f} s: {self._pause_reason.rstrip('.')}"
         waiting = [job for job in self._jobs if not job.done]
         troubled = next((job for job in waiting if job.trouble), None)
         if troubled is not None and all(job.trouble or not job.active for job in waiting):
-            return troubled.trouble
+            return f"the source: {troubled.trouble.rstrip('.')}"
         quiet = now - self._moved_at > _QUIET_SECONDS
         if self.reading and quiet:
             return f"{self.reading} to be read: what is there already is checked"

@@ -132,7 +132,7 @@ def _expected_digests(
     for items in by_source.values():
         digests.add(items)
     earlier = [
-        Expected(record.path, "sha256", record.sha256, "the previous manifest")
+        Expected(record.path, "sha256", record.sha256, "the last verification")
         for record in manifest
         if record.sha256 is not None
     ]

@@ -170,7 +170,7 @@ def test_it_waits_for_a_hub_that_is_down_and_says_so(hub: Hub, repository: Repos
 
     done = downloader.run(watch)
     assert_whole(done.snapshot, repository)
-    assert "trying again in" in said.pop()
+    assert "asked again in" in said.pop()
 
 
 def test_patience_ends(hub: Hub, repository: Repository, cache: Path) -> None:

@@ -146,7 +146,8 @@ def _refuse_damaged(verification: Verification, payload: Payload) -> None:
 
 def _fail(code: str, findings: list[Finding], next_step: str) -> None:
     first = findings[0]
-    more = f" There are {len(findings) - 1} more errors." if len(findings) > 1 else ""
+    others = len(findings) - 1
+    more = f" There are {others} more errors." if others > 1 else " There is one more error." if others else ""
     where = f"{first.file}: " if first.file and first.file not in first.message else ""
     raise StepFailedError(
         code,
