@@ -222,7 +222,7 @@ def _groups(entries: Sequence[Any], severities: Mapping[str, str]) -> list[Findi
             severities.get(str(entry.get("code")), str(entry.get("severity") or "warning")),
             str(entry.get("file") or ""),
             str(entry.get("message") or entry.get("text") or entry.get("code") or ""),
-            str(entry.get("fix") or ""),
+            "" if severities.get(str(entry.get("code"))) == "info" else str(entry.get("fix") or ""),
             str(entry.get("code") or ""),
         )
         for entry in entries
