@@ -31,6 +31,11 @@ class Mig(Message):
     profile: str = ""
 
 
+def gpu_number(index: int, mig: Mig | None) -> str:
+    """What tells a GPU, or a part of one, from all others of its host."""
+    return str(index) if mig is None else f"{index}.{mig.gpu_instance}.{mig.compute_instance}"
+
+
 class Gpu(Message):
     """One GPU, or one MIG instance of a GPU."""
 
@@ -72,6 +77,11 @@ class Gpu(Message):
     compute_mode: str = ""
     """Empty or `Default`; `Exclusive_Process` and `Prohibited` keep engines out."""
     processes: list[GpuProcess] = []
+
+    @property
+    def number(self) -> str:
+        """`0`, or `0.3.0` for the parts of a GPU that MIG has divided: unlike `index`, each has its own on the host."""
+        return gpu_number(self.index, self.mig)
 
     @property
     def usable(self) -> bool:

@@ -132,7 +132,7 @@ def _hot(scene: Scene) -> Iterable[Reading]:
             text = _("GPU %(index)d is at %(degrees)d °C.") % {"index": gpu.index, "degrees": gpu.temperature_c}
             held = ", ".join(gpu.slowdowns)
             cause = _("Its clocks are held down: %s") % held if held else ""
-            yield about_host(host, gpu.temperature_c, text, part=f"gpu{gpu.index}", cause=cause)
+            yield about_host(host, gpu.temperature_c, text, part=f"gpu{gpu.number}", cause=cause)
 
 
 def _strangers(scene: Scene) -> Iterable[Reading]:
@@ -144,7 +144,7 @@ def _strangers(scene: Scene) -> Iterable[Reading]:
             "index": gpu.index,
         }
         names = ", ".join(f"{process.name or '?'} (pid {process.pid})" for process in strangers[:5])
-        yield about_host(host, taken / gpu.memory_total, text, part=f"gpu{gpu.index}", cause=names)
+        yield about_host(host, taken / gpu.memory_total, text, part=f"gpu{gpu.number}", cause=names)
 
 
 def _xids(scene: Scene) -> Iterable[Reading]:

@@ -75,7 +75,7 @@ def evaluate(scene: Scene) -> None:
     for rule in rules:
         condition = CONDITIONS[rule.condition]
         if rule.condition not in readings:
-            readings[rule.condition] = list(condition.read(scene))
+            readings[rule.condition] = _worst_of_each(condition.read(scene), condition)
     opened: list[Alert] = []
     closed: list[Alert] = []
     with transaction.atomic():
@@ -89,6 +89,16 @@ def evaluate(scene: Scene) -> None:
         _announce(scene, escalated, "escalated")
     for alert in (*opened, *closed, *escalated):
         live.changed("alert", alert.pk)
+
+
+def _worst_of_each(readings: Iterable[Reading], condition: Condition) -> list[Reading]:
+    """One reading of each subject: of two, one would open in the same round what the other closes."""
+    worst: dict[str, Reading] = {}
+    for reading in readings:
+        known = worst.get(reading.subject)
+        if known is None or (reading.value < known.value if condition.below else reading.value > known.value):
+            worst[reading.subject] = reading
+    return list(worst.values())
 
 
 def _is_meant(rule: Rule, reading: Reading, rules: Sequence[Rule]) -> bool:

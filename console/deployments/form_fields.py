@@ -108,7 +108,7 @@ class DevicesField(forms.ModelMultipleChoiceField):  # type: ignore[type-arg]
 
     def label_from_instance(self, device: Any) -> str:
         """Name, place, memory."""
-        return f"{device.name} #{device.index} · {readable_bytes(device.memory_total)}"
+        return f"{device} · {readable_bytes(device.memory_total)}"
 
 
 class EnvironmentField(forms.CharField):

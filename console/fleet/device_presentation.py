@@ -111,7 +111,7 @@ def _gpu(gpu: Gpu, names: Mapping[str, tuple[str, str]]) -> ShownDevice:
     used = max(0, gpu.memory_total - free)
     return ShownDevice(
         title=gpu.name,
-        index=f"#{gpu.index}" if gpu.mig is None else f"#{gpu.index}.{gpu.mig.gpu_instance}.{gpu.mig.compute_instance}",
+        index=f"#{gpu.number}",
         tags=_tags(gpu),
         used=used,
         total=gpu.memory_total,

@@ -10,6 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from console.access.models import Owned
 from console.common.states import LOOKS, Look, Stateful, StateTable
 from workers.contracts import HOST_NAME_PATTERN
+from workers.host_facts import Mig, gpu_number
 
 OFFLINE_AFTER_SECONDS = 15
 """A host that was silent for this long is offline; what runs there is unknown, never dead."""
@@ -161,7 +162,13 @@ class Device(models.Model):
         constraints = [models.UniqueConstraint(fields=["host", "uuid"], name="one_device_per_uuid")]
 
     def __str__(self) -> str:
-        return f"{self.name} #{self.index}"
+        return f"{self.name} #{self.number}"
+
+    @property
+    def number(self) -> str:
+        """`0`, or `0.3.0` for a part of a GPU that MIG has divided; `index` is the same for all parts of one."""
+        mig = self.details.get("mig")
+        return gpu_number(self.index, Mig.model_validate(mig) if mig else None)
 
 
 class EngineSchema(models.Model):

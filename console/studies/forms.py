@@ -86,7 +86,7 @@ class StudyForm(LoadFields):
         for name in ("engine", "copy"):
             self.fields[name].label_from_instance = lambda one: f"{one} · {one.host}"  # type: ignore[attr-defined]
         self.fields["devices"].label_from_instance = (  # type: ignore[attr-defined]
-            lambda one: f"{one.host} · {one.name} #{one.index}"
+            lambda one: f"{one.host} · {one}"
         )
 
     def _choices(self, name: str, rows: Any) -> None:

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy
 from redis import Redis
 
 from console.deployments.models import Instance
-from console.fleet.models import Host
+from console.fleet.models import Device, Host
 from console.telemetry import marks
 from console.telemetry.marks import About, Mark
 from console.telemetry.measures import Chart, Line
@@ -63,7 +63,7 @@ def readings(vitals: Mapping[str, Any]) -> dict[str, float]:
     if total and available is not None:
         found |= {"memory.engines": ours / GIB, "memory.others": max(0, total - available - ours) / GIB}
     for gpu in live.gpus.gpus if live else ():
-        found |= {f"gpu{gpu.index}.{name}": value for name, value in _gpu(gpu).items()}
+        found |= {f"{_key(gpu.number)}.{name}": value for name, value in _gpu(gpu).items()}
     return {key: round(float(value), 4) for key, value in found.items() if value is not None}
 
 
@@ -85,6 +85,11 @@ def rates(earlier: Mapping[str, float], later: Mapping[str, float]) -> dict[str,
         for name, (now, before) in grown.items()
         if now is not None and before is not None and now >= before
     }
+
+
+def _key(number: str) -> str:
+    """Begins the keys of a GPU's charts and lines: they become ids of elements, in which a dot would begin a class."""
+    return f"gpu{number.replace('.', '-')}"
 
 
 def _gpu(gpu: Gpu) -> dict[str, float | None]:
@@ -134,15 +139,17 @@ def charts(host: Host) -> tuple[Chart, ...]:
             gettext_lazy("Over all interfaces that are no loopback; of a machine of its own, its physical ones."),
         ),
     )
-    return (*own, *(chart for device in gpus for chart in _gpu_charts(device.index)))
+    return (*own, *(chart for device in gpus for chart in _gpu_charts(device)))
 
 
-def _gpu_charts(index: int) -> tuple[Chart, ...]:
+def _gpu_charts(device: Device) -> tuple[Chart, ...]:
+    gpu = _key(device.number)
+    part = f" · MIG {device.number}" if device.details.get("mig") else ""
+
     def chart(name: str, title: str, unit: str, *lines: Line) -> Chart:
-        whole = _("GPU %(index)d: %(title)s") % {"index": index, "title": title}
-        return Chart(f"gpu{index}-{name}", whole, unit, lines, lines[0].key, "")
+        whole = _("GPU %(index)d: %(title)s") % {"index": device.index, "title": title} + part
+        return Chart(f"{gpu}-{name}", whole, unit, lines, lines[0].key, "")
 
-    gpu = f"gpu{index}"
     return (
         chart(
             "memory",

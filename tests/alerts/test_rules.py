@@ -219,6 +219,26 @@ def test_every_rule_is_tested_here_and_every_condition_has_a_rule() -> None:
     assert {default.condition for default in DEFAULTS} == set(CONDITIONS)
 
 
+def test_the_parts_of_a_divided_gpu_are_told_apart(stage: Stage) -> None:
+    def parts(*taken: int) -> list[dict[str, Any]]:
+        return [
+            {
+                "index": 0, "uuid": f"MIG-{number}", "name": "A100 MIG", "memory_total": 20 * GIB,
+                "mig": {"parent": "GPU-a", "gpu_instance": number, "compute_instance": 0},
+                "processes": [{"pid": 9, "name": "train.py", "memory": memory}] if memory else [],
+            }
+            for number, memory in enumerate(taken)
+        ]  # fmt: skip
+
+    stage.only("strangers")
+    for taken, living in (((0, 18 * GIB, 18 * GIB, 0), 2), ((18 * GIB, 0, 0, 0), 1)):
+        for _ in range(120):
+            vitals(live={"gpus": {"source": "nvml", "gpus": parts(*taken)}})(stage)
+            stage.round()
+        assert len(stage.living("strangers")) == living
+    assert stage.living("strangers")[0].subject.endswith(":gpu0.0.0")
+
+
 @pytest.mark.parametrize("key", list(TROUBLES))
 def test_a_rule_fires_after_its_time_and_clears_when_it_is_over(stage: Stage, other_machines: None, key: str) -> None:
     trouble, relief = TROUBLES[key]
