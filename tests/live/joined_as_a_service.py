@@ -53,14 +53,16 @@ class Service:
     def said_version(self) -> str:
         return str(self.console.one("select agent_version from fleet_host where name = ?", NAME))
 
-    def restart_console(self, *, appended_to: str, code: str) -> None:
-        """Stop the console, change its code, start it: what a person does who upgrades it."""
+    def restart_console(self, path: str, text: str) -> None:
+        """Stop the console, give a file of its code another text, start it: what a person does who upgrades it."""
         self.console.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
         self.console.process.wait(60)  # type: ignore[union-attr]
-        with (self.console.root / appended_to).open("a") as file:
-            file.write(code)
+        (self.console.root / path).write_text(text)
         self.console.up()
         wait_for("the host is online again", lambda: is_online(self.console, NAME), seconds=120)
+
+    def code(self, path: str) -> str:
+        return (self.console.root / path).read_text()
 
     def upgrade(self) -> int:
         """Press “Upgrade” on the host's page; returns the job."""
@@ -157,7 +159,7 @@ def test_an_engine_gets_a_unit_of_its_own_and_outlives_its_agent_s_crash_and_res
 def test_the_page_upgrades_the_agent_and_engines_go_on(service: Service) -> None:
     console = service.console
     old, served = service.said_version(), serving(console, NAME)
-    service.restart_console(appended_to="workers/host/vitals.py", code="\n# a newer console\n")
+    service.restart_console("workers/host/vitals.py", service.code("workers/host/vitals.py") + "\n# a newer console\n")
     assert "An upgrade is ready" in page_of(console, NAME)
     console.wait_job(service.upgrade(), seconds=400)
     new = service.said_version()
@@ -174,7 +176,9 @@ def test_a_version_that_can_t_start_is_taken_back_by_itself(service: Service) ->
     good, served = service.said_version(), serving(console, NAME)
     # It passes the self-test: only a real start shows it.
     broken = "\nimport sys\nif 'run' in sys.argv:\n    raise RuntimeError('broken on the way')\n"
-    service.restart_console(appended_to="workers/host/agent_lock.py", code=broken)
+    path = "workers/host/agent_lock.py"
+    sound = service.code(path)
+    service.restart_console(path, sound + broken)
     job = service.upgrade()
     console.wait_job(job, to="failed", seconds=400)
     failure = console.get(f"/jobs/{job}/").text
@@ -184,6 +188,7 @@ def test_a_version_that_can_t_start_is_taken_back_by_itself(service: Service) ->
     assert (service.said_version(), service.current()) == (good, good)
     assert serving(console, NAME) == served
     assert Path(f"/proc/{served[1]}").exists()
+    service.restart_console(path, sound)  # whoever joins next gets what the console has
 
 
 def test_a_person_without_rights_joins_as_a_service_of_her_own(service: Service) -> None:
