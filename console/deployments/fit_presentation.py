@@ -104,7 +104,7 @@ def _bar(fit: Fit, used: Used) -> Bar:
         if nbytes:
             segments.append(Segment(role, label, nbytes, f"{left:.1f}", f"{width:.1f}"))
         left += width
-    title = used.row.name if used.row.kind == "cpu" else f"{used.row.name} #{used.row.index}"
+    title = used.row.name if used.row.kind == "cpu" else str(used.row)
     return Bar(title, readable_bytes(used.total), tuple(segments), max(0, wanted - used.total))
 
 

@@ -223,7 +223,7 @@ def _cpu_numbers(host: Host) -> list[tuple[str, str]]:
 
 
 def _lost(row: Device) -> ShownDevice:
-    return ShownDevice(row.name, f"#{row.index}", [], 0, row.memory_total, 0, lost=row)
+    return ShownDevice(row.name, f"#{row.number}", [], 0, row.memory_total, 0, lost=row)
 
 
 def _row(row: Device) -> ShownDevice:
@@ -232,7 +232,7 @@ def _row(row: Device) -> ShownDevice:
     tags = [f"sm_{str(row.details.get('capability', '')).replace('.', '')}"] if row.details.get("capability") else []
     used = max(0, row.memory_total - free)
     return ShownDevice(
-        row.name, f"#{row.index}", tags, used, row.memory_total, free, _segments([], used, row.memory_total)
+        row.name, f"#{row.number}", tags, used, row.memory_total, free, _segments([], used, row.memory_total)
     )
 
 
@@ -279,11 +279,11 @@ def _segments(owners: Iterable[Owner], used: int, total: int) -> list[Segment]:
 
 
 def _process(process: GpuProcess, gpu: Gpu, names: Mapping[str, tuple[str, str]]) -> ShownProcess:
-    return ShownProcess(_owner(process, names), f"#{gpu.index} {gpu.name}", process.name)
+    return ShownProcess(_owner(process, names), f"#{gpu.number} {gpu.name}", process.name)
 
 
 def _stranger(one: Stranger, gpus: Iterable[Gpu], host: Host) -> ShownStranger:
-    titles = [f"#{gpu.index} {gpu.name}" for gpu in gpus if gpu.uuid in one.devices]
+    titles = [f"#{gpu.number} {gpu.name}" for gpu in gpus if gpu.uuid in one.devices]
     try:
         form = reverse("deployment_add")
     except NoReverseMatch:

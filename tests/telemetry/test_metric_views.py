@@ -115,6 +115,23 @@ def test_a_hosts_memory_is_shown_by_owner(broker: redis.Redis, instance: Instanc
     assert set(board["empty"].values()) == {"This host does not tell that."}
 
 
+def test_each_part_of_a_divided_gpu_has_charts_of_its_own(instance: Instance) -> None:
+    gib = 1 << 30
+    gpus = []
+    for number in (3, 5):
+        mig = {"parent": "GPU-a", "gpu_instance": number, "compute_instance": 0, "profile": "1g.10gb"}
+        told = {"index": 0, "uuid": f"MIG-{number}", "name": "A100 MIG", "memory_total": 10 * gib}
+        Device.objects.create(host=instance.host, kind="gpu", memory_free=0, details={"mig": mig}, **told)
+        gpus.append(told | {"mig": mig, "processes": [{"pid": number, "memory": number * gib}]})
+    values = host_board.readings({"live": {"gpus": {"source": "nvml", "gpus": gpus}}})
+    assert (values["gpu0-3-0.strangers"], values["gpu0-5-0.strangers"]) == (3, 5)
+    charts = {chart.id: str(chart.title) for chart in host_board.charts(instance.host) if chart.id.endswith("-memory")}
+    assert charts == {
+        "gpu0-3-0-memory": "GPU 0: memory · MIG 0.3.0",
+        "gpu0-5-0-memory": "GPU 0: memory · MIG 0.5.0",
+    }
+
+
 @pytest.mark.parametrize("name", ["fleet", "fleet_wall", "fleet_series"])
 def test_the_fleet_is_for_everybody_who_is_signed_in(intake: Intake, viewer: User, name: str) -> None:
     assert signed_in(viewer).get(reverse(name)).status_code == 200
