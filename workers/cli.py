@@ -47,8 +47,11 @@ class Parser(argparse.ArgumentParser):
 def _print_only_finding(code: str, message: str, fix: str) -> None:
     """Print the one object that `--json` promises when the command itself has nothing to say."""
     finding = {"code": code, "severity": "error", "flag": "", "message": message, "fix": fix}
-    blank = {"engine_version": "", "argv": []} if Parser.command == "args" else {}
-    sys.stdout.write(json.dumps({"ok": False, "findings": [finding], **blank}) + "\n")
+    own: dict[str, dict[str, object]] = {
+        "args": {"engine_version": "", "argv": []},
+        "plan": {"error": message, "fits": None, "reasons": [message], "suggestions": []},
+    }
+    sys.stdout.write(json.dumps({"ok": False, "findings": [finding], **own.get(Parser.command, {})}) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

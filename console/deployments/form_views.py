@@ -270,7 +270,8 @@ def _preview(form: DeployForm) -> dict[str, Any]:
         "engine": engine,
         "copy": copy,
         "kept": kept,
-        "findings": [one for one in form.findings if one.flag not in explained],
+        "findings": [one for one in form.findings if one.flag not in explained and not form.says_at_field(one)],
+        "errors": form.errors_so_far(),
         "error": "" if form.findings else " ".join(str(text) for text in form.errors.get("arguments", [])),
     }
 

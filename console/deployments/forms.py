@@ -300,6 +300,23 @@ class DeployForm(HealthFields):
         name = PREFIX + argument.dest if argument else ""
         return name if argument and argument.dest in self.values() and name in self.fields else "arguments"
 
+    def says_at_field(self, finding: Finding) -> bool:
+        """True if what a check found stands as an error at the field of its argument."""
+        field = self._field_of(finding)
+        return finding.severity == "error" and field != "arguments" and field in self.errors
+
+    def errors_so_far(self) -> list[tuple[str, str]]:
+        """(field, text) of what is wrong with what was typed; an empty field may still be filled in."""
+        return [
+            (name, str(text))
+            for name, texts in self.errors.items()
+            if name in self.fields
+            and name not in ("arguments", "copy")
+            and self[name].value()
+            and not self[name].is_hidden
+            for text in texts
+        ]
+
     def _refuse_guarded(self) -> None:
         if self.schema is None or policies.can(self.user, Action.ADMINISTER):
             return

@@ -106,6 +106,41 @@ function drawSliders() {
     slide.value = Math.round((100 * Math.log(Math.max(context, 512) / 512)) / Math.log(most / 512));
     sliders.querySelector("[data-slide-context-shown]").textContent = shown(context);
   }
+  // Until somebody asks for a number, the second slider stands where the plan does.
+  const wanted = sliders.querySelector("[data-slide-wanted]");
+  if (document.activeElement === wanted || form().elements.wanted.value) return;
+  const atOnce = Number(card.dataset.atOnce || 0);
+  wanted.value = atOnce >= 1 ? Math.round(Math.log2(atOnce)) + 1 : 0;
+  sliders.querySelector("[data-slide-wanted-shown]").textContent = shown(atOnce < 10 ? Math.round(10 * atOnce) / 10 : Math.round(atOnce));
+}
+
+// Errors stand at their field while it is typed, too. What the server drew there is out of date once something was typed.
+let wrong = new Set();
+const hasText = (row) => [...row.querySelectorAll("input,select,textarea")].some((one) => (isBox(one) ? one.checked : one.value));
+function placeErrors() {
+  for (const error of form().querySelectorAll(".field-error:not([data-json-error])")) {
+    const row = error.closest("[data-arg],.row-field");
+    if (!row || !("typed" in error.dataset || hasText(row))) continue;
+    error.remove();
+    for (const one of row.querySelectorAll(".is-invalid")) { one.classList.remove("is-invalid"); one.removeAttribute("aria-invalid"); }
+  }
+  const before = wrong;
+  wrong = new Set();
+  for (const said of document.getElementById("field-errors").children) {
+    const found = form().elements[said.dataset.at];
+    const field = found instanceof RadioNodeList ? found[0] : found;
+    const row = field?.closest("[data-arg],.row-field");
+    if (!row || row.querySelector("[data-json-error]:not([hidden])")) continue;
+    const error = said.cloneNode(true);
+    error.dataset.typed = "";
+    error.id = `${field.id}_error`;
+    field.setAttribute("aria-errormessage", error.id);
+    row.insertBefore(error, row.querySelector(":scope > .hint"));
+    if (!isBox(field)) field.classList.add("is-invalid");
+    field.setAttribute("aria-invalid", "true");
+    wrong.add(said.dataset.at);
+    if (!before.has(said.dataset.at)) field.closest("details")?.setAttribute("open", "");
+  }
 }
 
 function slid(slide) {
@@ -114,6 +149,7 @@ function slid(slide) {
     const context = contextAt(Number(slide.value), Number(slide.dataset.most));
     slide.parentElement.querySelector("[data-slide-context-shown]").textContent = shown(context);
     elements.arg_max_model_len.value = context;
+    elements.wanted.value = "";
     fire(elements.arg_max_model_len, "input");
   } else {
     const wanted = slide.value === "0" ? "" : 2 ** (Number(slide.value) - 1);
@@ -130,6 +166,7 @@ function set(texts) {
     field.value = text;
     field.classList.remove("is-invalid");
     field.closest("[data-arg],.row-field")?.querySelectorAll(".field-error:not([data-json-error])").forEach((error) => error.remove());
+    if (name === "arg_max_model_len") form().elements.wanted.value = "";
     fire(field, "input");
     field.closest("details")?.setAttribute("open", "");
   }
@@ -206,7 +243,10 @@ document.body.addEventListener("htmx:afterSettle", (event) => {
   }
   drawSliders();
 });
-document.body.addEventListener("htmx:oobAfterSwap", drawSliders);
+document.body.addEventListener("htmx:oobAfterSwap", (event) => {
+  if (event.detail.target?.id === "field-errors") placeErrors();
+  else drawSliders();
+});
 // Three hundred fields that nobody filled in need not travel at each keystroke.
 document.body.addEventListener("htmx:configRequest", (event) => {
   if (!event.detail.path.startsWith("/deployments/new/")) return;

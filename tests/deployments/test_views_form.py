@@ -104,7 +104,8 @@ def test_a_value_with_an_error_stays_in_the_command_that_will_run(fleet: Fleet, 
     model.save()
     response = signed_in(admin).post(reverse("deployment_preview"), filled(fleet, arg_max_model_len="100000"))
     preview = response.context["preview"]
-    assert any(finding.flag == "--max-model-len" and finding.severity == "error" for finding in preview["findings"])
+    assert [name for name, _text in preview["errors"]] == ["arg_max_model_len"]
+    assert not [finding for finding in preview["findings"] if finding.flag == "--max-model-len"]
     assert "--max-model-len 100000" in " ".join(preview["command"].replace("\\\n", " ").split())
 
 
@@ -229,6 +230,15 @@ def test_findings_stand_at_the_field_while_typing(fleet: Fleet, admin: User) -> 
     assert 'id="argument-findings"' in page
     assert "Write --enable-chunked-prefill." in page
     assert "<code>--trust-remote-code</code>" in page
+
+
+def test_while_typing_each_error_stands_at_its_field_and_an_empty_field_has_none(fleet: Fleet, admin: User) -> None:
+    data = filled(fleet, name="Bad Name", replicas="0", arg_gpu_memory_utilization="95", port="")
+    errors = dict(signed_in(admin).post(reverse("deployment_preview"), data).context["preview"]["errors"])
+    assert set(errors) == {"name", "replicas", "arg_gpu_memory_utilization"}
+    assert "write 0.95" in errors["arg_gpu_memory_utilization"]
+    blank = signed_in(admin).post(reverse("deployment_preview"), {"name": "", "copy": "", "engine": ""})
+    assert blank.context["preview"]["errors"] == []
 
 
 def preview_of(user: User, data: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from workers.vllm.argument_values import human_int
 from workers.vllm.memory import (
     NEWEST_KNOWN_VERSION,
     Device,
@@ -30,15 +31,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, metavar="N")
     parser.add_argument("--pipeline-parallel-size", "-pp", type=int, metavar="N")
     parser.add_argument("--gpu-memory-utilization", type=float, metavar="FRACTION")
-    parser.add_argument("--kv-cache-memory", type=parse_bytes, metavar="BYTES", help="KV cache per device")
+    parser.add_argument("--kv-cache-memory", type=_bytes, metavar="BYTES", help="KV cache per device")
     parser.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE")
-    parser.add_argument("--max-model-len", type=int, metavar="TOKENS", help="longest request")
+    parser.add_argument("--max-model-len", type=_tokens, metavar="TOKENS", help="longest request")
     parser.add_argument("--max-num-seqs", type=int, metavar="N")
-    parser.add_argument("--max-num-batched-tokens", type=int, metavar="TOKENS")
+    parser.add_argument("--max-num-batched-tokens", type=_tokens, metavar="TOKENS")
     parser.add_argument("--block-size", type=int, metavar="TOKENS")
     parser.add_argument("--platform", choices=("cuda", "cpu"))
     parser.add_argument("--engine-version", default=NEWEST_KNOWN_VERSION, metavar="VERSION")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _tokens(text: str) -> int:
+    try:
+        return human_int(text)
+    except ValueError:
+        message = f"{text!r} is not a number of tokens; write 32768, or as vLLM takes it: 32k (32,000), 32K (32,768)"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def run(options: argparse.Namespace) -> int:

@@ -59,7 +59,7 @@ def _to_make_it_fit(
     yield from _fp8_kv(model, request, plan)
     yield from _fp8_revision(model, request)
     yield from _more_devices(model, request, plan)
-    yield from _other_device(model, request, catalogue)
+    yield from _other_device(model, request, plan, catalogue)
 
 
 def _to_use_it_better(model: ModelShape, request: PlanRequest, plan: Plan) -> Iterator[Suggestion]:
@@ -208,13 +208,16 @@ def _more_devices(model: ModelShape, request: PlanRequest, plan: Plan) -> Iterat
             return
 
 
-def _other_device(model: ModelShape, request: PlanRequest, catalogue: tuple[Device, ...]) -> Iterator[Suggestion]:
+def _other_device(
+    model: ModelShape, request: PlanRequest, plan: Plan, catalogue: tuple[Device, ...]
+) -> Iterator[Suggestion]:
     if request.device is None or request.device.platform != "cuda":
         return
     known = [device for device in catalogue if device.memory_bytes and device.platform == "cuda"]
-    for device in sorted(known, key=lambda device: device.memory_bytes or 0):
-        if (device.memory_bytes or 0) <= (request.device.memory_bytes or 0):
-            continue
+    larger = [device for device in known if (device.memory_bytes or 0) > (request.device.memory_bytes or 0)]
+    # Of several devices that are split wrongly, one of the same kind may do.
+    same = [request.device] if plan.tensor_parallel * plan.pipeline_parallel > 1 else []
+    for device in [*same, *sorted(larger, key=lambda device: device.memory_bytes or 0)]:
         single = replace(request, device=device, count=1, tensor_parallel=1, pipeline_parallel=1, free_bytes=None,
                          strangers_bytes=0, learned=None)  # fmt: skip
         better = _fitting(model, single)

@@ -88,6 +88,32 @@ def test_what_cannot_be_planned_is_one_json_object_too(
     assert answer["reasons"] == [answer["error"]]
 
 
+@pytest.mark.parametrize("words", [
+    ("--max-model-len", "many"), ("--kv-cache-memory", "lots"), ("--platform", "tpu"), ("--count", "x"), ("--nope",),
+])  # fmt: skip
+def test_a_usage_error_has_the_same_key_as_every_other_error(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["plan", LLAMA, *words, "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert left.value.code == 2
+    assert answer["reasons"] == [answer["error"]]
+    assert answer["fits"] is None
+    assert "invalid" not in answer["error"] or words[0] in ("--platform", "--count")
+
+
+def test_tokens_are_written_as_vllm_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
+    _code, answer = run(capsys, LLAMA, "--max-model-len", "4K", "--max-num-batched-tokens", "2k")
+    assert (answer["max_model_len"], answer["max_num_batched_tokens"]) == (4096, 2000)
+
+
+def test_devices_that_are_split_wrongly_are_not_replaced_by_larger_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    _code, answer = run(capsys, LLAMA, "--device", "H100", "--pipeline-parallel-size", "99")
+    assert answer["fits"] is False
+    assert answer["suggestions"][-1].startswith("1 × NVIDIA H100 80GB SXM fits")
+
+
 def test_a_directory_without_weights_still_has_its_kv_cache(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config("gemma3-swa")))
     code, answer = run(capsys, str(tmp_path), "--platform", "cpu", "--kv-cache-memory", "268435456", "--max-model-len",
