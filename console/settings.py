@@ -46,6 +46,7 @@ INSTALLED_APPS = [
     "console.telemetry",
     "console.benchmarks",
     "console.studies",
+    "console.quantization",
     "console.rollouts",
     "console.alerts",
     "console.oncall",

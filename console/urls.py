@@ -8,6 +8,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("console.rollouts.urls")),
     path("", include("console.benchmarks.urls")),
     path("", include("console.studies.urls")),
+    path("", include("console.quantization.urls")),
     path("", include("console.telemetry.urls")),
     path("", include("console.gateway.urls")),
     path("", include("console.deployments.urls")),

@@ -111,6 +111,9 @@ class StepKind(StrEnum):
     DELETE_COPY = "delete_copy"
     SERVE_COPY = "serve_copy"
     UPGRADE_AGENT = "upgrade_agent"
+    INSTALL_QUANTIZER = "install_quantizer"
+    REMOVE_QUANTIZER = "remove_quantizer"
+    QUANTIZE = "quantize"
 
 
 class Generation(Message):

@@ -18,6 +18,8 @@ JOB_KINDS = [
     ("control_run", _("Control run")),
     ("benchmark", _("Benchmark")),
     ("trial", _("Engine of a study")),
+    ("quantize", _("Quantise")),
+    ("install_quantizer", _("Install llm-compressor")),
 ]
 
 

@@ -55,6 +55,9 @@ STEP_TITLES = {
     StepKind.DELETE_COPY: _("Delete files"),
     StepKind.SERVE_COPY: _("Open the copy"),
     StepKind.UPGRADE_AGENT: _("Upgrade agent"),
+    StepKind.INSTALL_QUANTIZER: _("Install llm-compressor"),
+    StepKind.REMOVE_QUANTIZER: _("Remove llm-compressor"),
+    StepKind.QUANTIZE: _("Quantise"),
 }
 
 

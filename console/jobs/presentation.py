@@ -398,6 +398,31 @@ def _demo(result: Mapping[str, Any]) -> list[Fact]:
     ]
 
 
+def _quantizer(result: Mapping[str, Any]) -> list[Fact]:
+    details = result.get("details") or {}
+    return [
+        Fact(_("llm-compressor"), str(result.get("version", ""))),
+        Fact(_("torch"), str(details.get("torch") or "–")),
+        Fact(_("GPUs that it sees"), _number(details.get("gpus"))),
+        Fact(_("Size"), readable_bytes(result.get("size_bytes") or 0)),
+        Fact(_("Took"), _duration(result.get("seconds"))),
+        Fact(_("Interpreter"), str(result.get("python", "")), wide=True),
+    ]
+
+
+def _quantize(result: Mapping[str, Any]) -> list[Fact]:
+    size, before = result.get("size_bytes") or 0, result.get("source_bytes") or 0
+    share = f" ({100 * size / before:.0f} %)" if before else ""
+    return [
+        Fact(_("Scheme"), str(result.get("scheme", ""))),
+        Fact(_("Size"), f"{readable_bytes(size)}{share}"),
+        Fact(_("Size of the original"), readable_bytes(before)),
+        Fact(_("Texts to calibrate with"), _number(result.get("prompts"))),
+        Fact(_("Took"), _duration(result.get("seconds"))),
+        Fact(_("Directory"), str(result.get("model_path", "")), wide=True),
+    ]
+
+
 _DESCRIPTIONS: Mapping[StepKind, Callable[[Mapping[str, Any]], list[Fact]]] = {
     StepKind.PREFLIGHT: _preflight,
     StepKind.DOWNLOAD: _download,
@@ -416,4 +441,7 @@ _DESCRIPTIONS: Mapping[StepKind, Callable[[Mapping[str, Any]], list[Fact]]] = {
     StepKind.CONTROL_RUN: _control_run,
     StepKind.DELETE_COPY: _delete_copy,
     StepKind.SERVE_COPY: _serve_copy,
+    StepKind.INSTALL_QUANTIZER: _quantizer,
+    StepKind.REMOVE_QUANTIZER: _freed,
+    StepKind.QUANTIZE: _quantize,
 }

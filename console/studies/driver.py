@@ -182,9 +182,10 @@ def _try(study: Study, trial: Trial) -> None:
 def _will_not_start(study: Study, trial: Trial) -> str:
     """What the engine's own arguments and the memory plan have against it; empty if nothing."""
     assert study.engine is not None  # noqa: S101 - `_drive` has looked
-    assert study.copy is not None  # noqa: S101
+    if (copy := trial.files) is None:
+        return _("Its model is gone.")
     schema = engine_schema.schema_of(study.engine)
-    found = arguments_check.findings(trial.arguments, schema=schema, environment=study.environment, copy=study.copy)
+    found = arguments_check.findings(trial.arguments, schema=schema, environment=study.environment, copy=copy)
     if (bad := next((one for one in found if one.severity == "error"), None)) is not None:
         return " ".join(filter(None, (bad.flag, bad.message)))
     values = arguments_check.values_of(schema, trial.arguments) if schema else {}
@@ -194,7 +195,7 @@ def _will_not_start(study: Study, trial: Trial) -> str:
     if study.engine.platform != "cpu" and there < world:
         return _("it needs %(wanted)d devices; there are %(there)d.") % {"wanted": world, "there": there}
     plan = fitting.sum_of(
-        study.copy, study.engine, values=values, environment=study.environment, devices=rows[:world], started=True
+        copy, study.engine, values=values, environment=study.environment, devices=rows[:world], started=True
     )
     reason = next((one for one in plan.reasons if one.severity == "error"), None) if plan is not None else None
     return f"{reason.text[:1].upper()}{reason.text[1:]}." if reason is not None else ""

@@ -46,10 +46,11 @@ def _json(study: Study) -> str:
     trials: list[dict[str, Any]] = [
         {
             "label": presentation.label_of(one), "state": one.state, "why": one.state_reason, "changes": one.changes,
+            "model": str(one.copy.revision.model) if one.copy else None,
             "arguments": one.arguments, "start_seconds": one.start_seconds, "engine_said": one.truth, "quality": one.quality,
             "benchmark": exports.as_json(one.benchmark) if one.benchmark else None,
         }
-        for one in study.trials.select_related("benchmark")
+        for one in study.trials.select_related("benchmark", "copy__revision__model")
     ]  # fmt: skip
     return json.dumps(
         {

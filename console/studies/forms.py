@@ -48,8 +48,12 @@ class StudyForm(LoadFields):
         required=False, widget=forms.HiddenInput, choices=[("", ""), *((k, k) for k in READY)]
     )
     changes = forms.CharField(
-        label=_("Changes to try"), widget=forms.Textarea(attrs={"rows": 4, "class": "mono", **_QUIET}),
+        label=_("Changes to try"), required=False, widget=forms.Textarea(attrs={"rows": 4, "class": "mono", **_QUIET}),
         help_text=_("An argument on each line, its values apart by bars: --max-num-seqs 64 | 128. “!--flag” leaves it out."),
+    )  # fmt: skip
+    others = forms.ModelMultipleChoiceField(
+        label=_("Models to try"), queryset=Copy.objects.none(), required=False, widget=forms.CheckboxSelectMultiple,
+        help_text=_("With the base's arguments, on its host: a quantised model beside its original."),
     )  # fmt: skip
     together = forms.ChoiceField(
         label=_("Try"), widget=forms.RadioSelect, initial="one",
@@ -77,13 +81,14 @@ class StudyForm(LoadFields):
         )  # fmt: skip
         self._choices("deployment", policies.visible(user, known))
         copies = Copy.objects.filter(state="verified").select_related("revision__model__origin", "host")
-        self._choices("copy", policies.visible(user, copies, team_path="host__team"))
+        for name in ("copy", "others"):
+            self._choices(name, policies.visible(user, copies, team_path="host__team"))
         engines = Engine.objects.filter(present=True).select_related("host")
         self._choices("engine", policies.visible(user, engines, team_path="host__team"))
         devices = Device.objects.usable().filter(kind="gpu").select_related("host").order_by("host__name", "index")
         self._choices("devices", policies.visible(user, devices, team_path="host__team"))
         self._choices("dataset", policies.visible(user, Dataset.objects.all()))
-        for name in ("engine", "copy"):
+        for name in ("engine", "copy", "others"):
             self.fields[name].label_from_instance = lambda one: f"{one} · {one.host}"  # type: ignore[attr-defined]
         self.fields["devices"].label_from_instance = (  # type: ignore[attr-defined]
             lambda one: f"{one.host} · {one}"
@@ -106,7 +111,9 @@ class StudyForm(LoadFields):
         for name in needed:
             if not data.get(name) and name not in self.errors:
                 self.add_error(name, _("Say what is studied."))
-        if data.get("changes"):
+        if not data.get("changes") and not data.get("others") and "changes" not in self.errors:
+            self.add_error("changes", _("Say what is tried: at least one change, or another model."))
+        elif data.get("changes"):
             try:
                 self._variants = variants.read(data["changes"], grid=data.get("together") == "grid")
             except Refused as refusal:
@@ -132,8 +139,10 @@ class StudyForm(LoadFields):
         data = self.cleaned_data
         ready = READY.get(data["ready_made"])
         subject = data["deployment"] if data["source"] == "deployment" else data["copy"].revision.model
-        title = data["title"] or f"{subject}: {ready.title if ready else _('arguments')}"
+        tried = ready.title if ready else _("arguments") if self._variants else _("other models")
+        title = data["title"] or f"{subject}: {tried}"
         return Order(
             title=title, variants=self._variants, question=self.question(data["dataset"]), with_quality=data["quality"],
             neighbours=data["neighbours"], ready_made=data["ready_made"],
+            others=list(data["others"]),
         )  # fmt: skip

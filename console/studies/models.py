@@ -122,6 +122,8 @@ class Trial(Stateful):
     """Words that change the base (`console.studies.variants`)."""
     arguments: Any = models.JSONField(default=list)
     """Everything that its engine is given, as argv."""
+    copy = models.ForeignKey(Copy, null=True, on_delete=models.SET_NULL, related_name="+")
+    """Another model than the study's, such as a quantised one; null: the study's."""
     spec = models.ForeignKey(Spec, null=True, on_delete=models.SET_NULL, related_name="+")
     instance = models.ForeignKey(Instance, null=True, on_delete=models.SET_NULL, related_name="+")
     job = models.ForeignKey(Job, null=True, on_delete=models.SET_NULL, related_name="+")
@@ -143,6 +145,11 @@ class Trial(Stateful):
 
     def __str__(self) -> str:
         return f"{self.study}: {self.label}"
+
+    @property
+    def files(self) -> Copy | None:
+        """The model that its engine serves; None if that is gone."""
+        return self.copy or (self.study.copy if self.is_base or self.changes else None)
 
     @property
     def is_base(self) -> bool:

@@ -73,6 +73,8 @@ class Order:
     with_quality: bool = True
     neighbours: str = "leave"
     ready_made: str = ""
+    others: Sequence[Copy] = ()
+    """Models to try with the base's arguments: a quantised one beside its original."""
 
 
 def start(base: Base, order: Order, *, actor: User | None, reason: str) -> Study:
@@ -85,8 +87,10 @@ def start(base: Base, order: Order, *, actor: User | None, reason: str) -> Study
     schema = engine_schema.schema_of(base.engine)
     trials = [(one, variants.applied(base.arguments, one.words, schema)) for one in order.variants]
     trials = [(one, argv) for one, argv in trials if not variants.same(argv, base.arguments, schema)]
-    if not trials:
+    if not trials and not order.others:
         raise Refused(_("None of the changes differs from the base."), field="changes")
+    for other in order.others:
+        _check_other(base, other)
     for one, argv in trials:
         arguments_check.refuse_guarded(argv, engine=base.engine, actor=actor)
         if arguments_check.forbids(found := arguments_check.findings(argv, schema=schema)):
@@ -103,6 +107,10 @@ def start(base: Base, order: Order, *, actor: User | None, reason: str) -> Study
         rows += [
             Trial(study=study, position=number, label=one.label[:300], changes=list(one.words), arguments=argv)
             for number, (one, argv) in enumerate(trials, start=1)
+        ]
+        rows += [
+            Trial(study=study, position=number, label=_model_label(one), arguments=base.arguments, copy=one)
+            for number, one in enumerate(order.others, start=len(rows))
         ]
         Trial.objects.bulk_create(rows)
         _record(study, "study.start", actor=actor, reason=reason, trials=len(rows))
@@ -131,6 +139,29 @@ def _check_base(base: Base) -> None:
         )
     consents.refuse_unallowed(base.copy, base.arguments)
     services.check_placement(base.host, devices=base.devices, replicas=1)
+
+
+def _check_other(base: Base, other: Copy) -> None:
+    """Another model must lie on the same host, sound, and may be served as the base is."""
+    if other.host_id != base.host.pk:
+        raise Refused(
+            _("%(copy)s lies on another host than the base, and only the same device can be compared.")
+            % {"copy": other},
+            field="others",
+        )
+    if other.pk == base.copy.pk:
+        raise Refused(_("%(model)s is the base itself.") % {"model": other.revision.model}, field="others")
+    if other.state != "verified":
+        raise Refused(
+            _("The files of %(copy)s are %(state)s. Verify them first.") % {"copy": other, "state": other.look.word},
+            field="others",
+        )
+    services.check_fits_together(other, base.engine, None)
+    consents.refuse_unallowed(other, base.arguments)
+
+
+def _model_label(copy: Copy) -> str:
+    return str(copy.revision.model)[:300]
 
 
 def neighbours(host: Host, engine: Engine, devices: Sequence[str]) -> list[Instance]:
@@ -219,7 +250,7 @@ def own_deployment(study: Study) -> Deployment:
 def spec_for(study: Study, trial: Trial) -> Spec:
     """The spec that a trial's engine runs by, unsaved. It isn't restarted when it ends: that is a result."""
     return Spec(
-        deployment=study.own, copy=study.copy, engine=study.engine, host=study.host, devices=list(study.devices),
+        deployment=study.own, copy=trial.files, engine=study.engine, host=study.host, devices=list(study.devices),
         arguments=trial.arguments, environment=study.environment, probe=study.probe, author=study.requested_by,
         restart=RestartPolicy(budget=0).model_dump(), start_deadline_seconds=study.start_deadline_seconds,
         reason=trial.label,
@@ -233,6 +264,7 @@ def filled_form(trial: Trial, *, actor: User) -> Draft:
     if deployment is not None and deployment.current_spec is not None:
         spec = deployment.current_spec
         words = variants.applied(spec.arguments, trial.changes, engine_schema.schema_of(spec.engine))
+        spec.copy = trial.copy or spec.copy
         fields = _fields(spec, words)
     else:
         spec = spec_for(study, trial)

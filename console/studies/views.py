@@ -14,10 +14,12 @@ from console.access import policies
 from console.access.models import User
 from console.access.policies import Action
 from console.benchmarks.views import profiles
+from console.catalog.models import Copy
 from console.common.errors import Refused
 from console.common.forms import add_refusal
 from console.common.given import whole_number
 from console.common.parts import confirmation
+from console.fleet.models import Engine
 from console.jobs.asking import ask
 from console.studies import exports, presentation, services
 from console.studies.forms import StudyForm
@@ -78,18 +80,38 @@ def _initial(request: HttpRequest, user: User) -> dict[str, Any]:
         return given | _as_before(find(user, pk, Action.VIEW))
     if (ready := READY.get(request.GET.get("ready", ""))) is not None:
         given |= {"ready_made": ready.key, "changes": ready.changes, **ready.load}
+    if (control := whole_number(request.GET.get("control", ""))) is not None:
+        given |= _against(user, control, whole_number(request.GET.get("against", "")))
     if (deployment := request.GET.get("deployment", "")) != "":
         given["deployment"] = deployment
     return given
 
 
+def _against(user: User, control: int, other: int | None) -> dict[str, Any]:
+    """The form that compares a model with another on the same host: both as they come, at the same loads."""
+    rows = policies.visible(user, Copy.objects.select_related("host"), team_path="host__team")
+    copy = rows.filter(pk=control).first()
+    if copy is None:
+        return {}
+    engine = Engine.objects.filter(host=copy.host, present=True).order_by("-seen_at").first()
+    return {
+        "source": "own",
+        "copy": copy.pk,
+        "engine": engine.pk if engine else None,
+        "others": [other],
+        "quality": True,
+    }
+
+
 def _as_before(study: Study) -> dict[str, Any]:
     """The form as a study was asked for, to ask again."""
-    changes = [" ".join(trial.changes) for trial in study.trials.exclude(position=0)]
+    tried = list(study.trials.exclude(position=0))
+    changes = [" ".join(trial.changes) for trial in tried if trial.changes]
+    others = [trial.copy_id for trial in tried if trial.copy_id]
     loads = study.question.loads
     return {
         "source": "deployment" if study.deployment_id else "own", "deployment": study.deployment_id, "copy": study.copy_id,
-        "engine": study.engine_id, "arguments": " ".join(study.arguments), "changes": "\n".join(changes),
+        "engine": study.engine_id, "arguments": " ".join(study.arguments), "changes": "\n".join(changes), "others": others,
         "ready_made": study.ready_made, "title": study.title, "profile": study.profile, "by": loads.by,
         "values": ", ".join(f"{one:g}" for one in loads.values), "requests": loads.requests, "seconds": loads.seconds,
         "repeats": loads.repeats, "warmups": loads.warmups, "seed": loads.seed, "ignore_eos": loads.ignore_eos,
@@ -163,7 +185,7 @@ def study_export(request: HttpRequest, pk: int, kind: str) -> HttpResponse:
 def trial_apply(request: HttpRequest, pk: int) -> HttpResponse:
     """Open the deploy form with a variant's arguments filled in; nothing is changed before that is sent."""
     user = policies.require(request.user, Action.DEPLOY)
-    related = ("study__deployment__current_spec__engine", "study__copy", "study__engine", "study__host")
+    related = ("study__deployment__current_spec__engine", "study__copy", "study__engine", "study__host", "copy")
     known = Trial.objects.select_related(*related)
     trial = policies.get(user, known, Action.DEPLOY, team_path="study__team", pk=pk)
     try:

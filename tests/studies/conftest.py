@@ -33,12 +33,12 @@ class Bench:
     wrong: set[str] = field(default_factory=set)
     """Keys of questions that the engines answer wrongly from now on."""
 
-    def study(self, changes: str = "--max-num-seqs 64 | 128", **more: Any) -> Study:
+    def study(self, changes: str | None = "--max-num-seqs 64 | 128", **more: Any) -> Study:
         fleet = self.stage.fleet
         base = more.pop("base", None) or Base(fleet.copy, fleet.engine, ["--enforce-eager", "--max-num-seqs", "16"])
         question = Question("chat", Workload(), LoadPlan(values=[1, 4], requests=20, repeats=2), Targets(ttft_ms=500))
         given: dict[str, Any] = {"title": "Seqs", "question": question, "neighbours": "beside"} | more
-        order = Order(variants=variants.read(changes, grid=given.pop("grid", False)), **given)
+        order = Order(variants=variants.read(changes, grid=given.pop("grid", False)) if changes else [], **given)
         return services.start(base, order, actor=self.admin, reason="try")
 
     def drive(self, study: Study) -> Study:

@@ -19,6 +19,8 @@ SLOTS: dict[StepKind, tuple[str, int]] = {
     StepKind.CHECK_ENGINE: ("install", 1),
     StepKind.MAKE_DEMO_MODEL: ("install", 1),
     StepKind.CONTROL_RUN: ("install", 1),
+    StepKind.INSTALL_QUANTIZER: ("install", 1),
+    StepKind.QUANTIZE: ("quantize", 1),
     StepKind.DOWNLOAD: ("download", 2),
     StepKind.VERIFY: ("read", 2),
     StepKind.QUALITY: ("benchmark", 2),
@@ -26,7 +28,7 @@ SLOTS: dict[StepKind, tuple[str, int]] = {
 }
 """Class and number of slots of each long step; the others are short or only wait."""
 
-WORKER_PROCESSES = 10
+WORKER_PROCESSES = 11
 """Size of the pool: all slots together leave three for short steps."""
 
 

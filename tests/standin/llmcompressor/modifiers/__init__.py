@@ -1,0 +1,1 @@
+"""Modifiers by the names that they have in llm-compressor."""
