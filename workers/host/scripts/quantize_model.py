@@ -15,7 +15,7 @@ STAGES = ("the texts to be read", "the weights to be quantised", "the files to b
 def main() -> None:
     """Do what the plan says."""
     plan: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    from llmcompressor import oneshot
+    from llmcompressor import oneshot  # type: ignore[import-not-found]  # only its own environment has it
 
     _stage(1)
     dataset = _dataset(plan) if plan["prompts"] else None
@@ -36,11 +36,11 @@ def _stage(number: int) -> None:
 def _recipe(plan: dict[str, Any]) -> Any:
     settings = {"targets": "Linear", "scheme": plan["scheme"], "ignore": plan["ignore"]}
     if not plan["prompts"]:
-        from llmcompressor.modifiers.quantization import QuantizationModifier
+        from llmcompressor.modifiers.quantization import QuantizationModifier  # type: ignore[import-not-found]
 
         return QuantizationModifier(**settings)
     try:
-        from llmcompressor.modifiers.gptq import GPTQModifier
+        from llmcompressor.modifiers.gptq import GPTQModifier  # type: ignore[import-not-found]
     except ImportError:  # before 0.10
         from llmcompressor.modifiers.quantization import GPTQModifier
     return GPTQModifier(**settings)
@@ -48,8 +48,8 @@ def _recipe(plan: dict[str, Any]) -> Any:
 
 def _dataset(plan: dict[str, Any]) -> Any:
     """The texts as tokens, cut to the length that was asked for."""
-    from datasets import Dataset
-    from transformers import AutoTokenizer
+    from datasets import Dataset  # type: ignore[import-not-found]
+    from transformers import AutoTokenizer  # type: ignore[import-not-found]
 
     tokenizer = AutoTokenizer.from_pretrained(plan["model"])
     rows = [tokenizer(text, truncation=True, max_length=plan["max_tokens"])["input_ids"] for text in plan["prompts"]]

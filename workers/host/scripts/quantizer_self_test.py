@@ -17,13 +17,13 @@ def _version(name: str) -> str:
 
 def main() -> None:
     """Print the facts."""
-    from llmcompressor import oneshot  # noqa: F401 - importing it is the test
+    from llmcompressor import oneshot  # type: ignore[import-not-found]  # noqa: F401 - importing it is the test
 
     facts: dict[str, object] = {"version": _version("llmcompressor"), "python": platform.python_version(), "gpus": 0}
     for name in ("torch", "transformers", "compressed-tensors"):
         facts[name.replace("-", "_")] = _version(name)
     try:
-        import torch
+        import torch  # type: ignore[import-not-found]
 
         facts["gpus"] = torch.cuda.device_count()
     except ImportError:
