@@ -50,7 +50,7 @@ def test_an_admin_starts_a_study_of_a_deployment(client: Client, bench: Bench) -
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"changes": ""}, "This field is required"),
+        ({"changes": ""}, "at least one change, or another model"),
         ({"changes": "64"}, "begins with no argument"),
         ({"neighbours": "leave"}, "runs on this device"),
         ({"deployment": ""}, "Say what is studied"),
