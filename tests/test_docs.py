@@ -8,7 +8,7 @@ from django.core.management import get_commands
 
 from console.alerts.conditions import DEFAULTS
 from console.catalog.models import COPY_STATES
-from console.deployments.models import DEPLOYMENT_STATES, INSTANCE_STATES
+from console.deployments.models import ADAPTER_STATES, DEPLOYMENT_STATES, INSTANCE_STATES
 from console.env import Environment
 from console.jobs.models import JOB_STATES, STEP_STATES
 from console.rollouts.models import ROLLOUT_STATES
@@ -37,8 +37,8 @@ def test_every_environment_variable_stands_in_the_table_with_its_default_and_mea
 
 @pytest.mark.parametrize(
     "table", [JOB_STATES, STEP_STATES, DEPLOYMENT_STATES, INSTANCE_STATES, COPY_STATES, ROLLOUT_STATES,
-              STUDY_STATES, TRIAL_STATES],
-    ids=["job", "step", "deployment", "instance", "copy", "rollout", "study", "trial"],
+              STUDY_STATES, TRIAL_STATES, ADAPTER_STATES],
+    ids=["job", "step", "deployment", "instance", "copy", "rollout", "study", "trial", "adapter"],
 )  # fmt: skip
 def test_every_state_is_explained(table: object) -> None:
     missing = [state for state in table.states if f"`{state}`" not in OPERATIONS]  # type: ignore[attr-defined]

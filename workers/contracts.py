@@ -181,6 +181,29 @@ class Probe(Message):
     """Warm-up ends after this time and says what it reached."""
 
 
+class ManifestFile(Message):
+    """One file as a verification left it: size, mtime and inode tell later whether it was touched since."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+    sha256: str | None = None
+
+
+class AdapterOrder(Message):
+    """A LoRA adapter that an instance's engine shall answer for, under a name of its own.
+
+    `files` are those of its copy's last sound verification; a file that was touched since keeps it from being loaded.
+    """
+
+    name: str
+    path: str
+    files: list[ManifestFile]
+    load: int = 1
+    """Rises by one each time a person asks for it to be loaded anew."""
+
+
 class InstanceOrder(Message):
     """One instance as it should be: part of `DesiredState`.
 
@@ -208,6 +231,8 @@ class InstanceOrder(Message):
     start_deadline_seconds: float = 1800
     restart: RestartPolicy = RestartPolicy()
     probe: Probe = Probe()
+    adapters: list[AdapterOrder] = []
+    """Loaded into the running engine once it is ready, by its own endpoints; a change of them restarts nothing."""
 
 
 class StepCancellation(Message):
@@ -430,6 +455,24 @@ class InstanceChecked(Message):
     """Warnings of the engine's log so far, `{line, text, meaning}`."""
 
 
+class AdapterSeen(Message):
+    """What became of one adapter of an instance; `load` is the number of its order."""
+
+    name: str
+    load: int
+    state: Literal["loading", "loaded", "failed"]
+    failure: Failure | None = None
+
+
+class AdaptersObserved(Message):
+    """All adapters that an engine process has or shall have. Sent when one of them changed; the newest counts."""
+
+    kind: Literal["instance.adapters"] = "instance.adapters"
+    instance: UUID
+    attempt: int
+    adapters: list[AdapterSeen]
+
+
 class LaunchFacts(Message):
     """What a start turned out to need, as its engine said it; None where this version doesn't. Bytes are per rank."""
 
@@ -549,6 +592,7 @@ Body: TypeAlias = Annotated[
     | AttemptStarted
     | AttemptEnded
     | InstanceChecked
+    | AdaptersObserved
     | AttemptMeasured
     | HostInventory
     | EngineSchema

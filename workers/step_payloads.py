@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from workers.contracts import Check, Message
+from workers.contracts import Check, ManifestFile, Message
 
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """Index with PyTorch's CPU builds, which are not on PyPI."""
@@ -56,16 +56,6 @@ class PreflightResult(Message):
     memory_available: int
     disk_free: int
     warnings: list[str] = []
-
-
-class ManifestFile(Message):
-    """One file as a verification left it: size, mtime and inode tell later whether it was touched since."""
-
-    path: str
-    size: int
-    mtime_ns: int
-    inode: int
-    sha256: str | None = None
 
 
 class PublishedChecksum(Message):

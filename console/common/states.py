@@ -43,6 +43,7 @@ LOOKS: Mapping[str, Look] = {
     "stopped": Look(_("stopped"), "player-stop", "grey"),
     "starting": Look(_("starting"), "progress", "blue"),
     "loading": Look(_("loading"), "progress", "blue"),
+    "loaded": Look(_("loaded"), "circle-filled", "green"),
     "validating": Look(_("validating"), "progress-check", "blue"),
     "warming": Look(_("warming up"), "flame", "blue"),
     "ready": Look(_("ready"), "circle-filled", "green"),

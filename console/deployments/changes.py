@@ -15,7 +15,7 @@ from console.common import live
 from console.common.errors import Refused
 from console.common.spans import readable_duration
 from console.common.states import move
-from console.deployments import arguments_check, claims, gates, launches, rooms, services
+from console.deployments import adapter_fit, arguments_check, claims, gates, launches, rooms, services
 from console.deployments.models import Deployment, Instance, Spec
 from console.fleet.models import Engine
 from console.jobs import copy_fetching
@@ -133,6 +133,7 @@ def effect(deployment: Deployment, wish: Wish) -> Effect:
     parts = changed_parts(old, new)
     if not parts:
         raise Refused(_("Nothing is different from spec %(number)d.") % {"number": old.number})
+    adapter_fit.refuse_losing(deployment, wish.arguments, wish.copy.revision)
     services.check_placement(wish.copy.host, devices=wish.devices, replicas=wish.replicas, port=wish.port)
     running = list(deployment.instances.filter(ordered=True).select_related("host", "spec").order_by("number"))
     own_port = any(one.port == wish.port for one in running)

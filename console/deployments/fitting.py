@@ -21,6 +21,7 @@ from console.deployments.models import Deployment
 from console.fleet import presentation
 from console.fleet.models import Device, Engine, Host
 from workers.vllm.arguments import Value
+from workers.vllm.lora import USUAL_AT_ONCE, USUAL_RANK, LoraSettings
 from workers.vllm.memory import Device as Kind
 from workers.vllm.memory import (
     ModelShape,
@@ -287,10 +288,20 @@ def request_for(
         enable_prefix_caching=values.get("enable_prefix_caching"),
         async_scheduling=values.get("async_scheduling"),
         enforce_eager=bool(values.get("enforce_eager")),
+        lora=_lora_of(values),
         speculative_tokens=drafts if isinstance(drafts, int) else 0,
         cpu_amx=bool(details.get("amx")),
         cpu_avx512=bool(details["avx512"]) if "avx512" in details else None,
         cpu_avx512_bf16=bool(details.get("avx512_bf16")),
+    )
+
+
+def _lora_of(values: Mapping[str, Value]) -> LoraSettings:
+    rank, at_once = values.get("max_lora_rank"), values.get("max_loras")
+    return LoraSettings(
+        enabled=bool(values.get("enable_lora")),
+        max_rank=rank if isinstance(rank, int) else USUAL_RANK,
+        at_once=at_once if isinstance(at_once, int) else USUAL_AT_ONCE,
     )
 
 

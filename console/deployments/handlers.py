@@ -9,7 +9,7 @@ from console.catalog.models import Copy
 from console.common import live
 from console.common.errors import Refused
 from console.common.states import move
-from console.deployments import claims, fetching, gates, rooms, services
+from console.deployments import adapters, claims, fetching, gates, rooms, services
 from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
 from console.fleet import desired
 from console.fleet.models import Engine
@@ -107,6 +107,7 @@ class BringUpHandler(JobHandler):
         instance.save(update_fields=["bring_up", "failure"])
         if instance.STATES.allows(instance.state, "ready"):
             move(instance, to="ready", reason=_("gate passed") if instance.spec.gate else _("warm-up passed"))
+        adapters.attend(instance)
         desired.change(instance.host)
         live.changed("instance", instance.pk)
 

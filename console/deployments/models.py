@@ -41,6 +41,14 @@ INSTANCE_STATES = StateTable(
         "crashed": "starting loading stopping stopped",
     }
 )
+ADAPTER_STATES = StateTable(
+    {
+        "queued": "loading loaded failed",
+        "loading": "queued loaded failed",
+        "loaded": "queued loading failed",
+        "failed": "queued loading loaded",
+    }
+)
 RUNNING_STATES = (
     "starting",
     "loading",
@@ -207,6 +215,48 @@ class Instance(Stateful):
     def shown_look(self) -> Look:
         """How it is shown, the host's silence considered."""
         return LOOKS["unknown"] if self.is_unknown else self.look
+
+
+class Adapter(models.Model):
+    """A LoRA adapter of a deployment: clients ask for it by its name, and its engines answer with the base and it.
+
+    It belongs to no spec: adapters come and go while engines run.
+    """
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="adapters")
+    name = models.CharField(max_length=128)
+    """A model name of the route that leads to the deployment."""
+    revision = models.ForeignKey(Revision, on_delete=models.PROTECT, related_name="adapters")
+    load = models.PositiveBigIntegerField()
+    """Unix time in milliseconds of when it was asked for, or asked to be loaded anew: no number ever comes twice."""
+    created_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["deployment", "name"], name="one_adapter_per_name")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class AdapterLoad(Stateful):
+    """An adapter in one instance's engine. Requests for it come only where it is loaded into the process that runs."""
+
+    STATES = ADAPTER_STATES
+    state = models.CharField(max_length=12, choices=ADAPTER_STATES.choices(), default="queued")
+    adapter = models.ForeignKey(Adapter, on_delete=models.CASCADE, related_name="loads")
+    instance = models.ForeignKey(Instance, on_delete=models.CASCADE, related_name="adapter_loads")
+    attempt = models.PositiveIntegerField(null=True)
+    """The process that the state is about."""
+    failure: Any = models.JSONField(null=True)
+
+    class Meta:
+        ordering = ["adapter", "instance"]
+        constraints = [models.UniqueConstraint(fields=["adapter", "instance"], name="one_load_per_instance")]
+
+    def __str__(self) -> str:
+        return f"{self.adapter} in {self.instance}"
 
 
 class Claim(models.Model):

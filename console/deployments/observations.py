@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from console.common import live
 from console.common.secrets import decrypt
 from console.common.states import move
-from console.deployments import claims, golden, handlers, public, services, what_changed
+from console.deployments import adapters, claims, golden, handlers, public, services, what_changed
 from console.deployments.models import Attempt, Instance, Spec
 from console.fleet.models import Host
 from workers.contracts import (
@@ -63,6 +63,7 @@ def order(instance: Instance) -> InstanceOrder:
         start_deadline_seconds=spec.start_deadline_seconds,
         restart=RestartPolicy.model_validate(spec.restart),
         probe=Probe.model_validate({**spec.probe, "golden": golden.of_spec(spec)}),
+        adapters=adapters.orders(instance),
     )
 
 
@@ -86,6 +87,8 @@ def observed(instance: Instance, seen: InstanceObserved) -> None:
     instance.save(update_fields=["restarts", "observed_at", "failure"])
     if to == "ready" and instance.bring_up == "job":
         return  # readiness of a start that a job makes is said by the job's warm-up step
+    if to == "ready" and instance.state != "ready":
+        adapters.attend(instance)
     if instance.STATES.allows(instance.state, to):
         move(instance, to=to, reason=(seen.failure.message if seen.failure else seen.reason))
     elif instance.state != to:
@@ -104,6 +107,7 @@ def attempt_started(instance: Instance, started: AttemptStarted) -> None:
     attempt.started_at = datetime.fromtimestamp(started.started_at, tz=UTC)
     if is_news:
         attempt.surroundings = what_changed.surroundings(instance)
+        adapters.process_started(instance)
     attempt.save(update_fields=["pid", "argv", "environment", "started_at", "surroundings"])
     if is_news and instance.state in ("ready", "unhealthy") and attempt.number > 1:
         move(instance, to="restarting", reason=_("a new process was started"))

@@ -3,8 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from django.core.validators import RegexValidator
+from django.utils.translation import gettext_lazy as _
+
 from console.access.models import User
 from console.deployments.models import Deployment
+
+MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,126}[A-Za-z0-9]$|^[A-Za-z0-9]$"
+MODEL_NAME = RegexValidator(
+    MODEL_NAME_PATTERN,
+    _("Use letters, digits and inner . _ : / -, 128 at most, such as my-model or org/model-8b."),
+)
 
 
 @dataclass(frozen=True)
@@ -18,9 +27,12 @@ class PublicEndpoint:
 Namer = Callable[[Deployment], list[str]]
 Finder = Callable[[Deployment], PublicEndpoint | None]
 Publisher = Callable[[Deployment, str, User | None, str], None]
+NameKeeper = Callable[[Deployment, str], str]
+"""Why an adapter of a deployment can't have a name, in a sentence; empty: nothing is against it."""
 _namers: list[Namer] = []
 _finders: list[Finder] = []
 _publishers: list[Publisher] = []
+_name_keepers: list[NameKeeper] = []
 
 
 def name_by(namer: Namer) -> None:
@@ -39,6 +51,17 @@ def publish_by(publisher: Publisher) -> None:
     """Register who makes a deployment known under a public name. Called once, from an app's `ready`."""
     if publisher not in _publishers:
         _publishers.append(publisher)
+
+
+def keep_names_by(keeper: NameKeeper) -> None:
+    """Register who knows which names are taken. Called once, from an app's `ready`."""
+    if keeper not in _name_keepers:
+        _name_keepers.append(keeper)
+
+
+def why_taken(deployment: Deployment, name: str) -> str:
+    """Why an adapter of a deployment can't be asked for by a name; empty if it can."""
+    return next((why for keeper in _name_keepers if (why := keeper(deployment, name))), "")
 
 
 def publish(deployment: Deployment, name: str, *, actor: User | None, reason: str) -> None:

@@ -3,6 +3,7 @@
 from django.urls import path
 
 from console.deployments import (
+    adapter_views,
     brake_views,
     fix_views,
     form_views,
@@ -36,6 +37,13 @@ urlpatterns = [
     ),
     path("deployments/<int:pk>/change/", form_views.deployment_change, name="deployment_change"),
     path("deployments/<int:pk>/", views.deployment_detail, name="deployment_detail"),
+    path("deployments/<int:pk>/adapters/add/", adapter_views.adapter_add, name="adapter_add"),
+    path(
+        "deployments/<int:pk>/adapters/<int:adapter>/load-again/",
+        adapter_views.adapter_load_again,
+        name="adapter_load_again",
+    ),
+    path("deployments/<int:pk>/adapters/<int:adapter>/remove/", adapter_views.adapter_remove, name="adapter_remove"),
     path("deployments/<int:pk>/logs/", log_views.deployment_logs, name="deployment_logs"),
     path("deployments/<int:pk>/specs/", views.deployment_specs, name="deployment_specs"),
     path("deployments/<int:pk>/playground/", views.deployment_playground, name="deployment_playground"),

@@ -15,7 +15,17 @@ from console.access.policies import Action
 from console.catalog.copy_presentation import HELD_STATES, fallback_for
 from console.catalog.models import Copy
 from console.common.models import StateChange
-from console.deployments import annotations, current, fixing, measurements, public, services, snippets, what_changed
+from console.deployments import (
+    adapter_presentation,
+    annotations,
+    current,
+    fixing,
+    measurements,
+    public,
+    services,
+    snippets,
+    what_changed,
+)
 from console.deployments.filters import DeploymentFilter
 from console.deployments.forms import NotesForm
 from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
@@ -91,6 +101,7 @@ def deployment_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "changes": _changes(deployment, instances),
         "endpoint": _endpoint_card(deployment),
         "fit_truth": measurements.card(deployment),
+        "adapters": adapter_presentation.card(deployment, instances),
         "command": snippets.command(deployment.current_spec) if deployment.current_spec else "",
     }
     return render(request, "deployments/detail.html", context)

@@ -44,7 +44,7 @@ class Usage:
 
 
 def usage_of(things: Iterable[Model]) -> dict[int, Usage]:
-    """Usage by primary key, of copies or of engines (one kind at a time), in one query however many there are."""
+    """Usage by primary key, of copies or of engines (one kind at a time), in two queries however many there are."""
     known = list(things)
     found = {thing.pk: Usage() for thing in known}
     if not known:
@@ -66,6 +66,20 @@ def usage_of(things: Iterable[Model]) -> dict[int, Usage]:
         before = seen.get((thing, deployment))
         live = bool(ordered) or state in SERVING_STATES or (before is not None and before.live)
         seen[thing, deployment] = User(deployment, name, live)
+    if hasattr(model, "revision"):
+        seen |= {(thing, deployment): User(deployment, name, live=True) for thing, deployment, name in _adapted(known)}
     for (thing, _deployment), user in sorted(seen.items(), key=lambda pair: pair[1].name):
         (found[thing].live if user.live else found[thing].idle).append(user)
     return found
+
+
+def _adapted(copies: list[Model]) -> list[tuple[int, int, str]]:
+    """Copies that running engines read as an adapter: the copy, and the deployment's primary key and name."""
+    model: Any = type(copies[0])
+    rows = model.objects.filter(
+        pk__in=[copy.pk for copy in copies],
+        revision__adapters__deployment__instances__ordered=True,
+        revision__adapters__deployment__instances__host=F("host"),
+    )
+    path = "revision__adapters__deployment"
+    return list(rows.values_list("pk", f"{path}__pk", f"{path}__name").distinct().order_by())

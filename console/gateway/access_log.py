@@ -7,6 +7,7 @@ stored in one transaction. What was read is cut out of the file's beginning, so 
 import ctypes
 import json
 import os
+import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ import structlog
 from django.db import transaction
 from django.db.models import F, Max
 
-from console.gateway.haproxy.description import BURST_SECONDS, CANARY
+from console.gateway import adapters
+from console.gateway.haproxy.description import ADAPTER, BURST_SECONDS, CANARY
 from console.gateway.models import GatewayRequest, Key, LogCursor, Route, Target, UsageDay
 from console.gateway.sending import Sender
 
@@ -27,6 +29,7 @@ log = structlog.get_logger(__name__)
 BATCH_BYTES = 2 * 1024 * 1024
 PUNCH_BYTES = 8 * 1024 * 1024
 KEPT_REQUESTS = 200_000
+_BACKEND = re.compile(rf"^b(\d+){CANARY}?(?:{ADAPTER}\d+)?$")
 _KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
 
 
@@ -34,7 +37,8 @@ _KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
 class Names:
     """What numbers in the log stand for. Kept when their rows are gone, for lines that come later."""
 
-    routes: dict[int, str]
+    routes: dict[str, str]
+    """By their name in HAProxy, adapters' names among them."""
     targets: dict[int, str]
     teams: dict[int, int | None]
 
@@ -45,7 +49,8 @@ class Names:
 
     def refreshed(self) -> "Names":
         """Look again."""
-        self.routes |= dict(Route.objects.values_list("pk", "name"))
+        self.routes |= {f"r{pk}": name for pk, name in Route.objects.values_list("pk", "name")}
+        self.routes |= adapters.names_in_log()
         self.targets |= dict(Target.objects.values_list("pk", "deployment__name"))
         self.teams |= dict(Key.objects.values_list("pk", "team_id"))
         return self
@@ -122,11 +127,7 @@ class Reader:
         return row
 
     def _request(self, fields: Mapping[str, str]) -> GatewayRequest:
-        key, route, target = (
-            _number(fields["key"]),
-            _number(fields["route"]),
-            _number(fields["backend"].removesuffix(CANARY), "b"),
-        )
+        key, route, target = _number(fields["key"]), fields["route"], _target(fields["backend"])
         if route not in self._names.routes or key not in self._names.teams or target not in self._names.targets:
             self._names.refreshed()
         return GatewayRequest(
@@ -135,7 +136,7 @@ class Reader:
             team_id=self._names.teams.get(key or 0),
             key_id=key if key in self._names.teams else None,
             path=fields["path"][:200],
-            route=self._names.routes.get(route or 0, ""),
+            route=self._names.routes.get(route, ""),
             model=fields["model"][:200],
             deployment=self._names.targets.get(target or 0, ""),
             instance=_number(fields["server"], "i"),
@@ -159,10 +160,10 @@ class Reader:
         _add_up(known)
         for key, at in _last_used(known).items():
             Key.objects.filter(pk=key).update(last_used_at=at)
-        routes = {name: number for number, name in self._names.routes.items()}
+        routes = {name: key for key, name in self._names.routes.items()}
         for row in known:
             if row.cost is not None and row.status < 400:
-                who = (f"k{row.key_id}", f"t{row.team_id}", f"r{routes.get(row.route)}")
+                who = (f"k{row.key_id}", f"t{row.team_id}", routes.get(row.route, ""))
                 real = (row.prompt_tokens or 0) + (row.output_tokens or 0)
                 self.corrections.add(row.at.timestamp(), who, real - row.cost)
 
@@ -251,6 +252,12 @@ def _last_used(rows: Iterable[GatewayRequest]) -> dict[int, datetime]:
         if row.key_id:
             found[row.key_id] = max(row.at, found.get(row.key_id, row.at))
     return found
+
+
+def _target(backend: str) -> int | None:
+    """Number of the target that a backend stands for, be it its canary's or an adapter's."""
+    found = _BACKEND.match(backend)
+    return int(found[1]) if found else None
 
 
 def _number(name: str, prefix: str = "") -> int | None:

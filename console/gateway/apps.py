@@ -12,8 +12,9 @@ class GatewayConfig(AppConfig):
     def ready(self) -> None:
         """Tell deployments under which names routes send them requests, and where clients reach them."""
         from console.deployments import public
-        from console.gateway import names, routes
+        from console.gateway import adapters, names, routes
 
         public.name_by(names.of_deployment)
         public.reach_by(names.endpoint)
         public.publish_by(routes.publish)
+        public.keep_names_by(adapters.why_taken)

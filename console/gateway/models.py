@@ -11,12 +11,8 @@ from django.utils.translation import gettext_lazy as _
 from console.access.models import Owned, Team, User
 from console.common.states import LOOKS, Look
 from console.deployments.models import Deployment, Spec
+from console.deployments.public import MODEL_NAME
 
-MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,126}[A-Za-z0-9]$|^[A-Za-z0-9]$"
-MODEL_NAME = RegexValidator(
-    MODEL_NAME_PATTERN,
-    _("Use letters, digits and inner . _ : / -, 128 at most, such as my-model or org/model-8b."),
-)
 VERSION_NAME = RegexValidator(r"^[A-Za-z0-9._-]{1,40}$", _("Use letters, digits, dots, hyphens and underscores."))
 
 

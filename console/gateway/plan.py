@@ -15,7 +15,7 @@ from console import env
 from console.common.errors import Refused
 from console.common.secrets import decrypt
 from console.deployments.models import Instance
-from console.gateway import models, names
+from console.gateway import adapters, models, names
 from console.gateway.haproxy import description, program
 from console.gateway.haproxy.description import Gateway, Limits, Listener, Server
 
@@ -24,7 +24,7 @@ def read(*, corrections: dict[str, int] | None = None) -> Gateway:
     """Everything that the gateway shall do now."""
     return Gateway(
         listener=listener(),
-        routes=tuple(_routes()),
+        routes=tuple(_all_routes()),
         keys=tuple(_keys()),
         spent=spent(timezone.now()),
         corrections=corrections or {},
@@ -51,6 +51,11 @@ def listener() -> Listener:
         certificate_sha256=hashlib.sha256(content).hexdigest() if content else "",
         threads=min(4, os.cpu_count() or 1),
     )
+
+
+def _all_routes() -> Iterable[description.Route]:
+    behind = models.Target.objects.filter(route__enabled=True).values_list("deployment", flat=True)
+    return adapters.with_adapters(_routes(), adapters.read(set(behind)))
 
 
 def _routes() -> Iterable[description.Route]:

@@ -14,7 +14,7 @@ from console.common import live
 from console.common.errors import Refused
 from console.deployments.models import Deployment
 from console.fleet import desired
-from console.gateway import bell
+from console.gateway import adapters, bell
 from console.gateway.models import MODEL_NAME, Alias, Route, Target
 
 
@@ -143,6 +143,11 @@ def _check_names(route: Route, aliases: Sequence[str]) -> None:
             raise Refused(
                 _("“%(name)s” belongs to the route %(route)s.")
                 % {"name": name, "route": other or (alias and alias.route)},
+                field=field,
+            )
+        if adapter := adapters.holder_of(name):
+            raise Refused(
+                _("“%(name)s” is an adapter of %(deployment)s.") % {"name": name, "deployment": adapter.deployment},
                 field=field,
             )
 

@@ -1,6 +1,6 @@
 """What a verification is told and what comes of it: the manifest, the sources' checksums, and what an admin allowed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.db import transaction
@@ -21,6 +21,15 @@ VERIFY_SECONDS = 6 * 3600
 _STORED_ELSEWHERE = frozenset({"manifest", "shape"})
 HELD_CODE = "consent.required"
 """Code of a verify step that found nothing wrong, but code that nobody has allowed."""
+
+
+_on_judgement: list[Callable[[Copy], None]] = []
+
+
+def on_judgement(callback: Callable[[Copy], None]) -> None:
+    """Register what an app does when a copy was found sound or damaged. Called once, from an app's `ready`."""
+    if callback not in _on_judgement:
+        _on_judgement.append(callback)
 
 
 def verify_step(copy: Copy) -> PlannedStep:
@@ -87,6 +96,7 @@ def store_verification(copy: Copy, result: Mapping[str, Any], *, job: int | None
         copy.save(update_fields=["size_bytes", "verified_at", "checked_at", "verification", "manifest"])
         move(copy, to="verified", reason=_("files are complete"))
         _store_facts(copy, result.get("details") or {}, files)
+        _tell_judgement(copy)
     live.changed("model", copy.revision.model_id)
 
 
@@ -132,7 +142,13 @@ def store_damage(copy: Copy, failure: Mapping[str, Any], *, job: int | None = No
         copy.save(update_fields=["verification"])
         if code != HELD_CODE:
             move(copy, to="damaged", reason=failure.get("message", ""))
+            _tell_judgement(copy)
     live.changed("model", copy.revision.model_id)
+
+
+def _tell_judgement(copy: Copy) -> None:
+    for callback in _on_judgement:
+        callback(copy)
 
 
 def refuse_busy(copy: Copy) -> None:

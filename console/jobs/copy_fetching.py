@@ -143,7 +143,7 @@ def begin(copy: Copy, *, actor: User | None) -> Fetch:
             _("Nobody has the files of %(copy)s any more: no host, and no source.") % {"copy": copy}, field="copy"
         )
     revision, giver = copy.revision, absent.giver
-    files = copy_sharing.paths_of(giver) if giver is not None else _files(copy)
+    files = copy_sharing.paths_of(giver) if giver is not None else wanted_files(revision)
     receiving = copy_jobs.receiving_copy(copy.host, revision, files, actor, path=copy.path)
     if giver is not None:
         steps, more = copy_sharing.fetch_steps(giver)
@@ -152,12 +152,12 @@ def begin(copy: Copy, *, actor: User | None) -> Fetch:
     return Fetch([PlannedStep(StepKind.DOWNLOAD, payload, copy_jobs.DOWNLOAD_SECONDS)], {"fetch": receiving.pk})
 
 
-def _files(copy: Copy) -> list[str]:
-    """What was chosen for this revision before, here or on another host; else what an engine loads."""
-    chosen = next((one.selection for one in copy.revision.copies.order_by("pk") if one.selection), None)
+def wanted_files(revision: Revision) -> list[str]:
+    """What was chosen of a revision before, on any host; else what an engine loads."""
+    chosen = next((one.selection for one in revision.copies.order_by("pk") if one.selection), None)
     if chosen:
         return sorted(chosen)
-    rows = File.objects.filter(revision=copy.revision)
+    rows = File.objects.filter(revision=revision)
     return [one.path for one in select_files(HubFile(row.path, row.size_bytes) for row in rows).files]
 
 

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from console.common import broker, live
 from console.common.errors import Refused
 from console.gateway import controller
-from console.gateway.haproxy.description import CANARY
+from console.gateway.haproxy.description import is_of_canary
 from console.gateway.models import Target
 from console.rollouts import inference, judging, services
 from console.rollouts.inference import Verdict
@@ -259,5 +259,5 @@ def _is_drained(rollout: Rollout, side: str) -> bool:
     return not any(
         one.get("in_flight", 0)
         for one in told.servers
-        if one["instance"] in names and one["backend"].endswith(CANARY) == ends_new
+        if one["instance"] in names and is_of_canary(one["backend"]) == ends_new
     )

@@ -14,7 +14,7 @@ from console.access.models import User
 from console.common import live
 from console.common.errors import Refused
 from console.common.states import move
-from console.deployments import arguments_check, changes, claims, gates
+from console.deployments import adapter_fit, arguments_check, changes, claims, gates
 from console.deployments import services as deployments
 from console.deployments.changes import Wish
 from console.deployments.models import Deployment, Instance, Spec
@@ -60,6 +60,7 @@ def preview(deployment: Deployment, wish: Wish, plan: Plan) -> Preview:
     new = wish.as_spec(deployment, old.number + 1)
     if not set(changes.changed_parts(old, new)) & set(changes.NEEDS_RESTART):
         raise Refused(_("Nothing that an engine runs by is different from spec %(number)d.") % {"number": old.number})
+    adapter_fit.refuse_losing(deployment, wish.arguments, wish.copy.revision)
     routes = [str(target.route) for target in _targets(deployment)]
     if not routes:
         raise Refused(_("No route leads to %(name)s, so there are no requests to shift. Make a route first.")

@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 
 from console.common import live
 from console.common.broker import connection
-from console.deployments import measurements, observations
+from console.deployments import adapters, measurements, observations
 from console.deployments.models import Instance
 from console.fleet import schemas
 from console.fleet import services as fleet
@@ -36,6 +36,7 @@ from console.telemetry import host_board, rollups
 from console.telemetry.intake import Intake
 from console.telemetry.rings import Rings
 from workers.contracts import (
+    AdaptersObserved,
     AttemptEnded,
     AttemptMeasured,
     AttemptStarted,
@@ -74,7 +75,7 @@ StepBody = StepStarted | StepStillRunning | StepProgress | StepEvent | StepPart 
 _SAMPLE: TypeAdapter[Heartbeat | MetricsBatch] = TypeAdapter(
     Annotated[Heartbeat | MetricsBatch, Field(discriminator="kind")]
 )
-InstanceBody = InstanceObserved | AttemptStarted | AttemptEnded | InstanceChecked | AttemptMeasured
+InstanceBody = InstanceObserved | AttemptStarted | AttemptEnded | InstanceChecked | AdaptersObserved | AttemptMeasured
 
 
 class Forged(Exception):
@@ -301,6 +302,8 @@ def _instance(host: Host, body: InstanceBody) -> None:
         observations.attempt_started(instance, body)
     elif isinstance(body, InstanceChecked):
         observations.checked(instance, body)
+    elif isinstance(body, AdaptersObserved):
+        adapters.observed(instance, body)
     elif isinstance(body, AttemptMeasured):
         measurements.record(instance, body)
     else:

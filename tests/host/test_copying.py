@@ -12,10 +12,9 @@ import httpx2
 import pytest
 
 from tests.host.conftest import Broker, Console, make_host, wait_for
-from workers.contracts import CopyOffer, StepKind
+from workers.contracts import CopyOffer, ManifestFile, StepKind
 from workers.host.offer_files import OfferFiles
 from workers.sealing import public_key_of, seal
-from workers.step_payloads import ManifestFile
 from workers.weights.verification import verify_directory
 
 TOKEN = "token-of-this-job"

@@ -64,6 +64,8 @@ class Knobs:
     """Instead of sense: `garbage` (one token repeated), `empty`, or any other text."""
     chat_error: str = ""
     """Message of the 400 that every chat completion gets."""
+    adapter_seconds: float = 0
+    """What loading a LoRA adapter takes."""
     die_after_seconds: float = -1
     die_code: int = 1
     ignore_term: bool = False
@@ -115,6 +117,9 @@ class Engine:
         """Prompt tokens of the prompts that are being read now, as far as they are."""
         self.reading_turn = threading.Lock()
         self.vocabulary: list[str] = []
+        self.adapters: dict[str, str] = {}
+        """Name to path, as /v1/load_lora_adapter put them there."""
+        self.takes_adapters = "--enable-lora" in sys.argv and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1"
         self.core: subprocess.Popen[bytes] | None = None
 
     def start_children(self) -> None:
@@ -218,6 +223,10 @@ class Handler(BaseHTTPRequestHandler):
                  "max_model_len": self.engine.options.max_model_len}
                 for name in self.engine.names
             ]  # fmt: skip
+            models += [
+                {"id": name, "object": "model", "owned_by": "vllm", "root": path, "parent": self.engine.names[0]}
+                for name, path in self.engine.adapters.items()
+            ]
             self._json(200, {"object": "list", "data": models})
         elif path != "/v1/models":
             self._json(404, {"detail": "Not Found"})
@@ -226,6 +235,9 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         if self.path in ("/tokenize", "/detokenize"):
             self._tokenizer(body)
+        elif self.path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter") and self.engine.takes_adapters:
+            if self._allowed():
+                self._adapter(body)
         elif self.path not in ("/v1/chat/completions", "/v1/completions"):
             self._json(404, {"detail": "Not Found"})
         elif self._allowed() and self._known(body):
@@ -243,6 +255,35 @@ class Handler(BaseHTTPRequestHandler):
             tokens = engine.tokens_of(text)
             self._json(200, {"count": len(tokens), "max_model_len": engine.options.max_model_len, "tokens": tokens})
 
+    def _adapter(self, body: dict) -> None:
+        """Load or unload; what is in the way is said as the real one says it."""
+        adapters, name = self.engine.adapters, body["lora_name"]
+        refused, status = "", 400
+        if self.path == "/v1/unload_lora_adapter":
+            if adapters.pop(name, None) is None:
+                refused, status = f"The lora adapter '{name}' cannot be found.", 404
+        elif name in self.engine.names:
+            refused = f"The lora adapter '{name}' conflicts with a served base model."
+        elif name in adapters and not body.get("load_inplace"):
+            refused = f"The lora adapter '{name}' has already been loaded."
+        else:
+            refused, status = self._adapter_problem(Path(body["lora_path"]))
+            if not refused:
+                time.sleep(self.engine.knobs.adapter_seconds)
+                adapters[name] = body["lora_path"]
+        if refused:
+            self._json(status, {"error": {"message": refused, "type": "InvalidUserInput", "code": status}})
+        else:
+            self._send(200, f"Success: LoRA adapter '{name}' done.".encode())
+
+    def _adapter_problem(self, path: Path) -> tuple[str, int]:
+        file = path / "adapter_config.json"
+        if not file.exists():
+            return f"Loading lora failed: No adapter found for {path}", 404
+        rank = json.loads(file.read_text()).get("r", 0)
+        most = self.engine.options.max_lora_rank
+        return (f"LoRA rank {rank} is greater than max_lora_rank {most}.", 500) if rank > most else ("", 400)
+
     def _allowed(self) -> bool:
         if not self.engine.key or self.headers.get("Authorization") == f"Bearer {self.engine.key}":
             return True
@@ -250,7 +291,7 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def _known(self, body: dict) -> bool:
-        if body.get("model", self.engine.names[0]) not in self.engine.names:
+        if body.get("model", self.engine.names[0]) not in {*self.engine.names, *self.engine.adapters}:
             message = f"The model `{body['model']}` does not exist."
             self._json(404, {"error": {"message": message, "type": "NotFoundError", "code": 404}})
             return False
@@ -274,6 +315,8 @@ class Handler(BaseHTTPRequestHandler):
         given = body.get("prompt", "")
         prompt = _prompt_of(body) if chat else given if isinstance(given, str) else " ".join(map(str, given))
         words = self._special_answer(body) or engine.words(prompt)
+        if body.get("model") in engine.adapters:
+            words = ["As", str(body["model"]), "says:", *words]
         limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or 4096)
         sent = words[:limit]
         finish = "length" if len(words) > limit else "stop"
@@ -288,7 +331,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._stream(body, sent, finish, usage, chat=chat)
             else:
                 time.sleep(engine.knobs.token_seconds * len(sent))
-                self._whole(sent, finish, usage, chat=chat, tools=body.get("tools"))
+                self._whole(body, sent, finish, usage, chat=chat)
         finally:
             engine.running -= 1
         engine.requests += 1
@@ -312,8 +355,9 @@ class Handler(BaseHTTPRequestHandler):
             return ['{"city": "Paris", "country": "France"}']
         return []
 
-    def _whole(self, words: list[str], finish: str, usage: dict, *, chat: bool, tools: list | None) -> None:
-        text = " ".join(words)
+    def _whole(self, body: dict, words: list[str], finish: str, usage: dict, *, chat: bool) -> None:
+        text, tools = " ".join(words), body.get("tools")
+        model = body.get("model", self.engine.names[0])
         choice = {"index": 0, "finish_reason": finish}
         message: dict = {"role": "assistant", "content": text}
         if tools:
@@ -322,7 +366,7 @@ class Handler(BaseHTTPRequestHandler):
         choice |= {"message": message} if chat else {"text": text}
         kind = "chat.completion" if chat else "text_completion"
         answer = {"id": self._id(chat=chat), "object": kind, "created": int(time.time())}
-        self._json(200, answer | {"model": self.engine.names[0], "choices": [choice], "usage": usage})
+        self._json(200, answer | {"model": model, "choices": [choice], "usage": usage})
 
     def _stream(self, body: dict, words: list[str], finish: str, usage: dict, *, chat: bool) -> None:
         self.send_response(200)
@@ -475,6 +519,7 @@ def main() -> None:
     command.add_argument("--port", type=int, default=8000)
     command.add_argument("--served-model-name", nargs="+")
     command.add_argument("--max-model-len", type=int, default=4096)
+    command.add_argument("--max-lora-rank", type=int, default=16)
     options, _others = parser.parse_known_args()
     serve(options)
 

@@ -173,7 +173,10 @@ def adapter(folder, **left_out):
         at = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
         tensors[f"{at}.lora_A.weight"] = build.tensor("a", "F32", 4, 32)
         tensors[f"{at}.lora_B.weight"] = build.tensor("b", "F32", 32, 4)
-    build.write_json(folder / "adapter_config.json", {"r": 4, "target_modules": ["q_proj"], "peft_type": "LORA"})
+    build.write_json(
+        folder / "adapter_config.json",
+        {"r": 4, "target_modules": ["q_proj"], "peft_type": "LORA", "base_model_name_or_path": "org/base"},
+    )
     return tensors
 
 
@@ -181,7 +184,10 @@ def test_an_adapter_needs_no_model_beside_it(tmp_path):
     tensors = adapter(tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(build.safetensors_bytes(tensors))
     assert loud(tmp_path) == []
-    assert verify_directory(tmp_path).summary["kind"] == "adapter"
+    summary = verify_directory(tmp_path).summary
+    assert summary["kind"] == "adapter"
+    modules = {"q_proj": [32, 32]}
+    assert summary["adapter"] == {"base_model": "org/base", "rank": 4, "modules": modules, "layers": 4}
     half = "base_model.model.model.layers.2.self_attn.q_proj.lora_B.weight"
     broken = {name: value for name, value in tensors.items() if name != half}
     (tmp_path / "adapter_model.safetensors").write_bytes(build.safetensors_bytes(broken))

@@ -19,14 +19,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from workers.contracts import CopyOffer
+from workers.contracts import CopyOffer, ManifestFile
 from workers.host.desired import DesiredStore
 from workers.host.logging_setup import set_up_logging
 from workers.host.offer_files import OfferFiles, Opened
 from workers.host.processes import die_with_parent
 from workers.host_config import HostConfig
 from workers.sealing import SealingError, unseal_any
-from workers.step_payloads import ManifestFile
 
 logger = logging.getLogger(__name__)
 

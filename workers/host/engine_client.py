@@ -151,6 +151,18 @@ class EngineClient:
         content = self._checked(self._send("POST", "/detokenize", {"model": model, "tokens": tokens}))
         return str(content.get("prompt", ""))
 
+    def load_adapter(self, name: str, path: str, *, replace: bool) -> None:
+        """Load a LoRA adapter under a name; `replace`: in place of the one that has it, without a moment without one.
+
+        Raises `EngineError`, with status 400 where the name is taken and this version can't replace it.
+        """
+        more = {"load_inplace": True} if replace else {}
+        self._accepted(self._send("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, **more}))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget a LoRA adapter; requests that have begun with it end with it. Raises `EngineError`."""
+        self._accepted(self._send("POST", "/v1/unload_lora_adapter", {"lora_name": name}))
+
     def metrics(self) -> str:
         """What /metrics says, as text. Raises `EngineError`."""
         response = self._send("GET", "/metrics")
@@ -163,6 +175,11 @@ class EngineClient:
             return self._http.request(method, path, json=body)
         except httpx2.HTTPError as error:
             raise EngineError(f"{path} was not answered: {type(error).__name__}") from error
+
+    def _accepted(self, response: httpx2.Response) -> None:
+        # Success is a sentence here, not JSON.
+        if response.status_code != httpx2.codes.OK:
+            self._checked(response)
 
     @staticmethod
     def _checked(response: httpx2.Response) -> dict[str, Any]:

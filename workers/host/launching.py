@@ -13,6 +13,7 @@ from workers.host.engines import Engine
 from workers.host.failures import StepFailedError
 from workers.host.processes import OWNER_VARIABLE
 from workers.sealing import SealingError, unseal_any
+from workers.vllm.lora import RUNTIME_VARIABLE, settings_of
 from workers.vllm.own_options import ALLOWED_PREFIXES, OWN_OPTIONS, forbidden_variable, own_options
 
 LISTEN_ADDRESS = "127.0.0.1"
@@ -165,6 +166,8 @@ def _environment(order: InstanceOrder, engine: Engine, inherited: Mapping[str, s
     environment |= _DEFAULTS | (_CPU_DEFAULTS if engine.platform == "cpu" and not says_size else {})
     environment |= cache_environment(state_dir, engine.key, order.model_path)
     environment |= engine.environment | order.environment
+    if settings_of(order.arguments).enabled:
+        environment[RUNTIME_VARIABLE] = "1"
     environment["PYTHONUNBUFFERED"] = "1"
     environment[OWNER_VARIABLE] = str(order.instance)
     return environment

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.contracts import ManifestFile
 from workers.host.files import read_json, write_json
-from workers.step_payloads import ManifestFile
 
 
 @dataclass(frozen=True, slots=True)

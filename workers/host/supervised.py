@@ -22,6 +22,7 @@ from workers.contracts import (
     InstancePhase,
 )
 from workers.host import ports
+from workers.host.adapters import Adapters, links_of
 from workers.host.attempt_reports import AttemptReports
 from workers.host.bring_up import Target
 from workers.host.drivers import DriverError, EngineDriver
@@ -90,6 +91,7 @@ class SupervisedInstance:
         self._reported: Sight | None = None
         self._liveness: Liveness | None = None
         self._liveness_task: asyncio.Task[None] | None = None
+        self._adapters: Adapters | None = None
         self._hold = ""
 
     # -- acting -----------------------------------------------------------------------------------------------------
@@ -223,6 +225,7 @@ class SupervisedInstance:
         self._attempts.tell_validation(self.state, self.order)
         self._attempts.tell_measurement(self.state)
         self._watch_running()
+        self._keep_adapters()
         if self._attempts.busy:
             return  # the cause of an end is told before the phase that follows from it
         if (sight := self._look()) is None:
@@ -348,22 +351,44 @@ class SupervisedInstance:
         if watched or order is None or health is None or self.files.ready_attempt() != state.attempt:
             return
         try:
-            key = open_secrets(order, self._host.config.private_keys).get(API_KEY, "")
             python = find_engine(self._host.config.engines_dir, order.engine).python
         except StepFailedError:
-            key, python = "", ""  # it runs, and can be watched without a token
+            python = ""
         self._liveness = Liveness(
             files=self.files,
             attempt=state.attempt,
             order=order,
             health=health,
             sampled=lambda: self._host.sampled(self.files.instance),
-            key=key,
+            key=self._key_of(order),  # without one it runs, and can be watched all the same
             engine_python=python,
             driver=self._host.driver,
             held=lambda: self._hold,
         )
         self._liveness_task = asyncio.create_task(self._liveness.run())
+
+    def _keep_adapters(self) -> None:
+        """While it is ready: has it the adapters that are wanted?"""
+        state, order, health = self.state, self.order, self._health
+        if state is None or order is None or not order.run or state.state != "running":
+            return
+        if health is None or not health.listening or self.files.ready_attempt() != state.attempt:
+            return
+        if self._adapters is None or self._adapters.attempt != state.attempt:
+            if (running := self.files.order()) is None:
+                return
+            self._adapters = Adapters(
+                self.files, state.attempt, running, self._key_of(running),
+                links_of(self._host.config.state_dir, self.files.instance),
+            )  # fmt: skip
+        self._adapters.go_on(order.adapters, self._host.threads)
+        self._adapters.tell(self._host.report)
+
+    def _key_of(self, order: InstanceOrder) -> str:
+        try:
+            return open_secrets(order, self._host.config.private_keys).get(API_KEY, "")
+        except StepFailedError:
+            return ""
 
     def _bring_up_if_needed(self, state: ShimState) -> None:
         order = self.order

@@ -89,6 +89,7 @@ def estimate_overhead(
     tensor_parallel: int,
     pipeline_parallel: int,
     eager: bool,
+    adapter_slots: int,
     learned: LearnedResidual | None,
 ) -> Overhead:
     """The overhead on one device: the learned one if there is one, else the first guess of its class."""
@@ -103,6 +104,8 @@ def estimate_overhead(
         parts.append(OverheadPart("activations", activations))
         if graphs and rules.counts_cuda_graphs and not eager:
             parts.append(OverheadPart("CUDA graphs", round(graphs * GIB)))
+    if adapter_slots:
+        parts.append(OverheadPart("room for adapters", adapter_slots))
     total = sum(part.nbytes for part in parts)
     return Overhead(total, total // 3, "first guess", tuple(parts))
 

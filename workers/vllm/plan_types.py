@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from workers.vllm.devices import Device, Platform
 from workers.vllm.kv_cache import LayerGroup
+from workers.vllm.lora import NO_LORA, LoraSettings
 from workers.vllm.memory_rules import NEWEST_KNOWN_VERSION
 from workers.vllm.overhead import LearnedResidual, Overhead
 
@@ -68,6 +69,7 @@ class PlanRequest:
         cpu_amx: whether the CPU has AMX tiles, which latent attention uses.
         cpu_avx512: whether the CPU has AVX-512 or AMX, which an FP8 KV cache needs there; None when it isn't known.
         cpu_avx512_bf16: whether the CPU has AVX-512 BF16, whose recurrent kernels keep their states in float32.
+        lora: what the arguments say about adapters.
         wanted_concurrency: requests of full length at once that the deployment is sized for.
         p95_tokens: what 95 % of the requests here stayed under; None when nothing was measured.
         replicas: engines that there are to be; what a suggestion doubles.
@@ -97,6 +99,7 @@ class PlanRequest:
     cpu_amx: bool = False
     cpu_avx512: bool | None = None
     cpu_avx512_bf16: bool = False
+    lora: LoraSettings = NO_LORA
     wanted_concurrency: int | None = None
     p95_tokens: int | None = None
     replicas: int = 1

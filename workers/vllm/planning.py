@@ -1,11 +1,12 @@
 """The plan itself: weights, overhead, KV cache and the verdict, without suggestions."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.vllm.compatibility import check
 from workers.vllm.devices import OverheadClass
 from workers.vllm.kv_cache import CacheLayout, count_blocks, count_tokens, plan_layout
 from workers.vllm.loaded_weights import loaded_weights, unfolded_bytes
+from workers.vllm.lora import Widths, slot_bytes
 from workers.vllm.memory_rules import NEWEST_KNOWN_VERSION
 from workers.vllm.model_shape import ModelShape
 from workers.vllm.overhead import Overhead, estimate_overhead
@@ -83,6 +84,7 @@ def _sizes(setting: Setting, request: PlanRequest) -> _Sizes:
         tensor_parallel=setting.tensor_parallel,
         pipeline_parallel=setting.pipeline_parallel,
         eager=request.enforce_eager,
+        adapter_slots=_adapter_slots(setting, request),
         learned=request.learned,
     )
     budget = budget_bytes(setting.device, setting.utilization)
@@ -94,6 +96,16 @@ def _sizes(setting: Setting, request: PlanRequest) -> _Sizes:
     if kv is None and budget is not None:
         kv = budget - weights - overhead.nbytes
     return _Sizes(weights, overhead, budget, total, free, kv)
+
+
+def _adapter_slots(setting: Setting, request: PlanRequest) -> int:
+    model = setting.model
+    widths = Widths(
+        -(-model.num_layers // setting.pipeline_parallel), model.hidden_size, model.attention_heads, model.kv_heads,
+        model.head_dim, model.intermediate_size,
+    )  # fmt: skip
+    divided = replace(request.lora, tensor_parallel=setting.tensor_parallel)
+    return slot_bytes(widths, divided, element_bytes=model.dtype_bytes)
 
 
 def _overhead_class(setting: Setting) -> OverheadClass:

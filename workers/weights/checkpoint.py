@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.weights import architectures, tokenizer
-from workers.weights.adapters import check_adapter
+from workers.weights.adapters import check_adapter, facts_of
 from workers.weights.expectations import ImpossibleConfigError
 from workers.weights.findings import Findings, listed, printable
 from workers.weights.gguf import GGUFError, read_gguf
@@ -103,6 +103,7 @@ class Checkpoint:
             "tensors": len(self._weights.tensors),
             "elements_by_dtype": dict(types.most_common()),
             "checked_by": self._checked_by(),
+            **({"adapter": facts_of(config, self._weights)} if self._layout.is_adapter else {}),
         }
 
     def _checked_by(self) -> str:

@@ -7,7 +7,7 @@ without them: only a change of that needs a reload.
 from collections.abc import Iterable
 
 from console.gateway.haproxy import maps
-from console.gateway.haproxy.description import BURST_SECONDS, Gateway, Listener, Route, Server, Target
+from console.gateway.haproxy.description import ADAPTER, BURST_SECONDS, Gateway, Listener, Route, Server, Target
 from console.gateway.haproxy.program import ADMIN_SOCKET
 from console.gateway.haproxy.refusals import json_error, refuse
 
@@ -20,7 +20,14 @@ HEADROOM_BYTES = 160 * 1024
 CHECK = (
     "check inter 400ms fastinter 100ms downinter 500ms fall 2 rise 2 observe layer7 error-limit 4 on-error mark-down"
 )
+ADAPTER_CHECK = CHECK.replace("inter 400ms", "inter 1s", 1)
+"""The same instance is checked for its model already, and may have many adapters."""
 _LIMIT_FIELDS = ("requests", "tokens", "at_once")
+
+
+def check_of(backend: str) -> str:
+    """How the servers of a backend are looked after."""
+    return ADAPTER_CHECK if ADAPTER in backend else CHECK
 
 
 def render(gateway: Gateway) -> str:
@@ -325,7 +332,7 @@ def _careful_reading(listener: Listener) -> list[str]:
 def _fallbacks(gateway: Gateway) -> list[str]:
     """Where a request goes whose backend has no server, or too many waiting; then the refusals if nothing is left."""
     rules: list[str] = []
-    by_number = {route.number: route for route in gateway.routes}
+    by_number = {route.number: route for route in gateway.routes if not route.adapter}
     for route in gateway.routes:
         for target in route.targets:
             open_ = f"{{ nbsrv({target.backend}) gt 0 }} {{ queue({target.backend}) lt {route.queue_limit} }}"
@@ -477,7 +484,7 @@ def _backend(route: Route, target: Target, *, servers: bool) -> list[str]:
         # To ask another instance again after a failure, HAProxy copies its whole buffer first: only where there is another.
         "    http-request disable-l7-retry if { nbsrv lt 2 }",
         f'    http-request set-header Authorization "Bearer {target.engine_key}"',
-        f"    default-server {CHECK} maxconn {target.in_flight_each} slowstart 10s",
+        f"    default-server {check_of(target.backend)} maxconn {target.in_flight_each} slowstart 10s",
     ]
     return lines + [f"    {server_line(server)}" for server in (target.servers if servers else ())]
 

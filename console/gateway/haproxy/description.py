@@ -26,7 +26,14 @@ class Limits:
 
 
 CANARY = "n"
-"""Ends the names of backends that stand for a spec that is being rolled out."""
+"""In the names of backends that stand for a spec that is being rolled out."""
+ADAPTER = "a"
+"""In the names of routes and backends that stand for an adapter of a base's route; the adapter's number follows."""
+
+
+def is_of_canary(backend: str) -> bool:
+    """True for the name of a backend, or of an adapter's, whose servers run a spec that is being rolled out."""
+    return backend.partition(ADAPTER)[0].endswith(CANARY)
 
 
 @dataclass(frozen=True)
@@ -66,11 +73,13 @@ class Target:
 
     is_canary: bool = False
     """The part of a target that goes to a spec that is being rolled out."""
+    adapter: int = 0
+    """Number of the adapter that its requests ask for: its servers have it loaded. 0: the model itself."""
 
     @property
     def backend(self) -> str:
         """Its name in HAProxy."""
-        return f"b{self.number}{CANARY if self.is_canary else ''}"
+        return f"b{self.number}{CANARY if self.is_canary else ''}{f'{ADAPTER}{self.adapter}' if self.adapter else ''}"
 
 
 @dataclass(frozen=True)
@@ -102,11 +111,15 @@ class Route:
     limits: Limits = Limits()
     fallback: int | None = None
     """Number of the route whose targets take over when none here is ready or its queue is full."""
+    adapter: int = 0
+    """Set for the name of a LoRA adapter: `number` is its base's route then, whose keys may use it."""
+    base: str = ""
+    """Name of the base's route; empty for a route itself."""
 
     @property
     def key(self) -> str:
         """Its name in maps and tables."""
-        return f"r{self.number}"
+        return f"r{self.number}{f'{ADAPTER}{self.adapter}' if self.adapter else ''}"
 
 
 @dataclass(frozen=True)

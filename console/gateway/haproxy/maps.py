@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from console.gateway.haproxy.description import Gateway, Key, Limits, Route, Target
@@ -27,18 +28,23 @@ Maps = dict[str, dict[str, str]]
 
 def build(gateway: Gateway) -> Maps:
     """All maps by name, each from key to value."""
-    routes = {route.number: route for route in gateway.routes}
-    scopes = {scope_of(key, routes): key.routes & routes.keys() for key in gateway.keys}
+    routes: dict[int, list[Route]] = defaultdict(list)
+    for route in gateway.routes:
+        routes[route.number].append(route)
+    scopes = {
+        scope_of(key, routes): [route for number in sorted(key.routes & routes.keys()) for route in routes[number]]
+        for key in gateway.keys
+    }
     return {
         "keys": {key.sha256: _key(key, routes) for key in gateway.keys},
-        "grants": {f"{scope}/r{number}": "1" for scope, allowed in scopes.items() for number in sorted(allowed)},
+        "grants": {f"{scope}/{route.key}": "1" for scope, allowed in scopes.items() for route in allowed},
         "names": {name: route.key for route in gateway.routes for name in route.names},
         "routes": {route.key: _route(route) for route in gateway.routes},
         "slots": {f"{route.key}@{at}": name for route in gateway.routes for at, name in enumerate(slots(route))},
         "pins": dict(_pins(gateway.routes)),
         "open": {name: "1" for name, target in backends(gateway).items() if target.weight},
         "models": {name: _model(route, name) for route in gateway.routes for name in route.names},
-        "lists": {scope: _listed(routes[number] for number in sorted(allowed)) for scope, allowed in scopes.items()},
+        "lists": {scope: _listed(allowed) for scope, allowed in scopes.items()},
         "spent": {name: str(until) for name, until in gateway.spent.items()},
         "corrections": {name: str(tokens) for name, tokens in gateway.corrections.items() if tokens},
         "tokenizers": dict(_tokenizers(gateway)),
@@ -50,7 +56,7 @@ def text(entries: Mapping[str, str]) -> str:
     return "".join(f"{key} {value}\n" for key, value in sorted(entries.items()))
 
 
-def scope_of(key: Key, routes: Mapping[int, Route]) -> str:
+def scope_of(key: Key, routes: Mapping[int, object]) -> str:
     """Name of the set of routes that a key may use: keys with equal rights share one."""
     allowed = ",".join(str(number) for number in sorted(key.routes & routes.keys()))
     return "s" + hashlib.sha256(allowed.encode()).hexdigest()[:12]
@@ -78,7 +84,7 @@ def _limits(limits: Limits) -> list[int]:
     return [limits.requests_per_minute, limits.burst_tokens, limits.concurrency]
 
 
-def _key(key: Key, routes: Mapping[int, Route]) -> str:
+def _key(key: Key, routes: Mapping[int, object]) -> str:
     fields: list[object] = [f"k{key.number}", f"t{key.team}", scope_of(key, routes), key.expires]
     return ";".join(map(str, fields + _limits(key.limits) + _limits(key.team_limits)))
 
@@ -111,6 +117,8 @@ def _pins(routes: Iterable[Route]) -> Iterable[tuple[str, str]]:
 
 def _model(route: Route, name: str) -> str:
     shown: dict[str, object] = {"id": name, "object": "model", "created": route.created, "owned_by": "slipway"}
+    if route.base:
+        shown["parent"] = route.base
     if route.context_tokens:
         shown["max_model_len"] = route.context_tokens
     return json.dumps(shown, separators=(",", ":"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from console.common import unix_sockets
-from console.gateway.haproxy.config import CHECK
+from console.gateway.haproxy.config import check_of
 from console.gateway.haproxy.description import Server
 from console.gateway.haproxy.program import ADMIN_SOCKET, MASTER_SOCKET
 
@@ -105,7 +105,7 @@ class RuntimeApi:
     def add(self, backend: str, server: Server, in_flight: int) -> str:
         """Add a server and let it take part; returns what is wrong, empty if nothing."""
         name = f"{backend}/{server.name}"
-        options = f"{CHECK} maxconn {in_flight} slowstart 10s"
+        options = f"{check_of(backend)} maxconn {in_flight} slowstart 10s"
         said = self.ask(f"add server {name} {server.address}:{server.port} {options}").strip()
         if said != "New server registered.":
             return said

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from workers.contracts import MOST_FILES, FileProgress
+from workers.contracts import MOST_FILES, FileProgress, ManifestFile
 from workers.host.failures import StepCancelledError, StepFailedError
 from workers.host.step_context import FilesProgress, StepContext
 from workers.host.steps.preflight import resolve_model_path
-from workers.step_payloads import ManifestFile, VerifyResult
 from workers.step_payloads import VerifyPayload as Payload
+from workers.step_payloads import VerifyResult
 from workers.vllm.memory import record_of
 from workers.weights.digests import Expected, collect
 from workers.weights.findings import Finding, Findings, Severity
