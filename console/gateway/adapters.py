@@ -79,6 +79,12 @@ def _targets(route: description.Route, name: str, adapters: ByDeployment) -> Ite
             yield replace(target, adapter=loaded.number, servers=servers)
 
 
+def names_of(route: Route) -> list[str]:
+    """Model names that a route has by the adapters of its deployments."""
+    found = Adapter.objects.filter(deployment__route_targets__route=route)
+    return sorted(set(found.values_list("name", flat=True)))
+
+
 def names_in_log() -> dict[str, str]:
     """What the access log calls adapters' routes, to the adapters' names."""
     rows = Adapter.objects.values_list("pk", "name", "deployment__route_targets__route")

@@ -14,7 +14,7 @@ from console.access.policies import Action
 from console.common.errors import Refused
 from console.common.forms import ReasonForm, add_refusal
 from console.common.parts import confirmation
-from console.gateway import controller, presentation, routes
+from console.gateway import adapters, controller, presentation, routes
 from console.gateway.forms import RouteForm, WeightsForm
 from console.gateway.models import Route
 
@@ -48,6 +48,7 @@ def route_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "url": env.gateway_url(),
         "snippets": presentation.snippets(route.name),
         "facts": presentation.route_facts(route),
+        "adapters": adapters.names_of(route),
     }
     return render(request, "gateway/route.html", context)
 

@@ -125,12 +125,14 @@ def test_adapters_are_loaded_and_those_that_are_not_wanted_any_more_are_unloaded
         engine.client.chat("polite", "Hello?", max_tokens=5)
 
 
-def test_a_new_agent_finds_what_the_one_before_loaded_and_says_nothing_twice(engine: RunningEngine) -> None:
+def test_a_new_agent_finds_what_the_one_before_loaded_and_loads_nothing_twice(engine: RunningEngine) -> None:
     wanted = ordered("polite", adapter_in(engine.home / "polite"))
     engine.keep(engine.agent(), wanted)
-    roots, told = engine.loaded(), len(engine.told)
+    roots = engine.loaded()
+    engine.told.clear()
     assert engine.keep(engine.agent(), wanted) == {"polite": "loaded"}
-    assert (engine.loaded(), len(engine.told)) == (roots, told)
+    assert engine.loaded() == roots
+    assert [one.adapters[0].state for one in engine.told] == ["loaded"]
 
 
 def test_asked_to_load_it_anew_it_has_another_path_and_never_a_moment_without_it(engine: RunningEngine) -> None:

@@ -17,7 +17,6 @@ from uuid import UUID
 from workers.contracts import AdapterOrder, AdapterSeen, AdaptersObserved, Body, Failure, InstanceOrder
 from workers.host.engine_client import EngineClient, EngineError
 from workers.host.failures import StepFailedError
-from workers.host.files import read_json, write_json
 from workers.host.instance_files import InstanceFiles
 from workers.vllm.lora import ENABLE, settings_of
 from workers.weights.verification import FileRecord, changed_files
@@ -51,7 +50,7 @@ class Adapters:
         self._future: Future[None] | None = None
         self._due_at = 0.0
         self._failures = 0
-        self._told: list[AdapterSeen] | None = None
+        self._told: list[AdapterSeen] = []
 
     def go_on(self, wanted: Sequence[AdapterOrder], threads: Executor) -> None:
         """Bring the engine to `wanted` if it isn't known to be there."""
@@ -64,15 +63,11 @@ class Adapters:
         self._future = threads.submit(self._run, list(wanted))
 
     def tell(self, report: Callable[[Body], object]) -> None:
-        """Report what is new since it was last told, by whichever agent."""
+        """Report what is new since this agent last told it."""
         seen = [self._seen[name] for name in sorted(self._seen)]
-        path = self._files.attempt_directory(self.attempt) / "adapters-told.json"
-        if self._told is None:
-            self._told = [AdapterSeen.model_validate(one) for one in (read_json(path) or {}).get("adapters", [])]
         if seen == self._told or not (self._looked or any(one.state == "loading" for one in seen)):
             return
         report(AdaptersObserved(instance=self._files.instance, attempt=self.attempt, adapters=seen))
-        write_json(path, {"adapters": [one.model_dump(mode="json") for one in seen]})
         self._told = seen
 
     # -- in a thread ------------------------------------------------------------------------------------------------

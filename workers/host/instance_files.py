@@ -7,7 +7,6 @@
     attempts/NNNN/bring-up.json   how far bring-up is with this process
     attempts/NNNN/reported.json   which reports about this attempt have been written to the outbox
     attempts/NNNN/validation.json  the rows of its last validation, and its number
-    attempts/NNNN/adapters-told.json  what was last said of its adapters
     adapters/                links by which LoRA adapters are loaded, see workers.host.adapters
     attempts/NNNN/log-sent   the console has this log to its end
 """

@@ -97,7 +97,9 @@ def command_line(order: InstanceOrder, engine: Engine) -> list[str]:
 def _quiet(engine: Engine, arguments: list[str]) -> list[str]:
     """Keep our own health checks, one a second, out of the engine's access log; people's requests stay in it."""
     option = "--disable-access-log-for-endpoints"
-    return [] if _given(option, arguments) or _version(engine) < (0, 16) else [option, "/health,/metrics"]
+    # Which adapters it has is asked for, too; people's clients are told what there is by the gateway.
+    endpoints = "/health,/metrics" + (",/v1/models" if settings_of(arguments).enabled else "")
+    return [] if _given(option, arguments) or _version(engine) < (0, 16) else [option, endpoints]
 
 
 def _drain(engine: Engine, order: InstanceOrder) -> list[str]:
