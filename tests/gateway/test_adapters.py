@@ -21,6 +21,7 @@ from tests.gateway.backend import Engine, Running, key_of, route_of, server_of, 
 from tests.gateway.test_access_log import line, write
 from tests.gateway.test_routes import deployed
 
+LIMITS = Limits(requests_per_minute=4)
 KEYS = (key_of("secret"), key_of("other", 2, routes=(2,)))
 
 
@@ -38,7 +39,7 @@ def with_adapter(haproxy: Running, engine: Engine, second: Engine) -> Running:
     haproxy.start(
         routes=(
             route_of(replace(both, engine_key=engine.key)),
-            adapter_route(target_of(second, servers=(server_of(second, 2),)), limits=Limits(requests_per_minute=4)),
+            adapter_route(target_of(second, servers=(server_of(second, 2),)), limits=LIMITS),
         ),
         keys=KEYS,
     )
@@ -89,10 +90,10 @@ def test_loaded_elsewhere_or_nowhere_it_follows_without_a_reload(
     with_adapter: Running, engine: Engine, second: Engine
 ) -> None:
     base = with_adapter.gateway.routes[0]
-    here = adapter_route(target_of(engine))
+    here = adapter_route(target_of(second, servers=(server_of(engine),)), limits=LIMITS)
     assert with_adapter.change(routes=(base, here)).way == "runtime"
     assert with_adapter.ask("polite").json()["choices"][0]["message"]["content"].endswith("engine")
-    nowhere = adapter_route(target_of(engine, servers=()))
+    nowhere = adapter_route(target_of(second, servers=()), limits=LIMITS)
     assert with_adapter.change(routes=(base, nowhere)).way == "runtime"
     answer = with_adapter.ask("polite")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_instance")
