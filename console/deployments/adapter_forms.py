@@ -13,10 +13,10 @@ from console.deployments import adapter_fit
 from console.deployments.public import MODEL_NAME
 
 
-class RevisionField(forms.ModelChoiceField):
+class RevisionField(forms.ModelChoiceField):  # type: ignore[type-arg]
     """Adapters with what decides whether they fit."""
 
-    def label_from_instance(self, revision: Revision) -> str:  # type: ignore[override]
+    def label_from_instance(self, revision: Revision) -> str:
         """Name, commit, rank, and the base that its author names."""
         facts = adapter_fit.facts_of(revision)
         if facts is None:

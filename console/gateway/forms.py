@@ -12,7 +12,8 @@ from console.access import policies
 from console.access.models import User
 from console.common.forms import ReasonForm
 from console.deployments.models import Deployment
-from console.gateway.models import MODEL_NAME, VERSION_NAME, Key, Route, Target, TeamLimits
+from console.deployments.public import MODEL_NAME
+from console.gateway.models import VERSION_NAME, Key, Route, Target, TeamLimits
 from console.gateway.routes import Share
 
 _AUTO: dict[str, Any] = {"autocomplete": "off", "spellcheck": "false"}

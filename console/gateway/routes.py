@@ -13,9 +13,10 @@ from console.access.models import User
 from console.common import live
 from console.common.errors import Refused
 from console.deployments.models import Deployment
+from console.deployments.public import MODEL_NAME
 from console.fleet import desired
 from console.gateway import adapters, bell
-from console.gateway.models import MODEL_NAME, Alias, Route, Target
+from console.gateway.models import Alias, Route, Target
 
 
 @dataclass(frozen=True)

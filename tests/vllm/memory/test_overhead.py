@@ -3,6 +3,7 @@
 import pytest
 
 from tests.vllm.memory.models import GIB, llama, public_shape
+from workers.vllm.lora import LoraSettings
 from workers.vllm.memory import PlanRequest, find_device, learn, plan, read_shape, residual
 
 
@@ -70,3 +71,14 @@ def test_a_public_recipes_glm_leaves_about_the_kv_cache_it_reports() -> None:
     made = plan(public_shape("glm-5-fp8"), PlanRequest(device=find_device("H200"), count=8, engine_version="0.28.0"))
     assert made.kv_cache_bytes is not None
     assert made.kv_cache_bytes / GIB == pytest.approx(25.94, rel=0.5)  # a first guess, and another GLM-5 point release
+
+
+def test_room_for_adapters_comes_out_of_the_kv_cache_where_an_engine_takes_them() -> None:
+    model, device = public_shape("llama-3-8b"), find_device("H100")
+    without = plan(model, PlanRequest(device=device))
+    taking = plan(model, PlanRequest(device=device, lora=LoraSettings(enabled=True, max_rank=64, at_once=4)))
+    room = next(part.nbytes for part in taking.overhead.parts if part.name == "room for adapters")
+    assert room == pytest.approx(1.25 * GIB, rel=0.01)
+    assert without.kv_cache_bytes is not None
+    assert taking.kv_cache_bytes == without.kv_cache_bytes - room
+    assert "room for adapters" not in {part.name for part in without.overhead.parts}
