@@ -99,7 +99,7 @@ def check_base(facts: AdapterFacts, base: Revision, *, other_base: bool) -> None
     if facts.base_model and not other_base and not _same_model(facts.base_model, base):
         raise Refused(
             _(
-                "It says that its base is %(said)s; this deployment serves %(model)s. Say below if that is the same model."
+                "It says that its base is %(said)s; this deployment serves %(model)s. Tick this if that is the same model."
             )
             % {"said": facts.base_model, "model": base.model},
             field="other_base",
