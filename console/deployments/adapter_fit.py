@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -40,14 +40,19 @@ def settings_for(deployment: Deployment) -> LoraSettings:
 
 
 def room_words(spec: Spec) -> str:
-    """What taking adapters costs a spec's engines, in a sentence; empty where they take none."""
+    """What taking adapters costs a spec's engines, or would cost them, in a sentence."""
     settings = settings_of(spec.arguments)
+    nbytes = slot_bytes(widths_of(_config_of(spec.copy.revision)), replace(settings, enabled=True))
+    size = readable_bytes(nbytes) if nbytes else _("an unknown amount")
+    words = {"size": size, "rank": settings.max_rank, "at_once": settings.at_once, "flag": ENABLE}
     if not settings.enabled:
-        return ""
-    nbytes = slot_bytes(widths_of(_config_of(spec.copy.revision)), settings)
-    words = {"rank": settings.max_rank, "at_once": settings.at_once, "size": readable_bytes(nbytes)}
-    if not nbytes:
-        return _("Each engine keeps room for %(at_once)d at a time, of rank %(rank)d at most.") % words
+        return (
+            _(
+                "With %(flag)s each device keeps about %(size)s aside for %(at_once)d at a time, of rank %(rank)d at most, "
+                "loaded or not."
+            )
+            % words
+        )
     return (
         _("Each device keeps about %(size)s aside for %(at_once)d at a time, of rank %(rank)d at most, loaded or not.")
         % words

@@ -41,7 +41,7 @@ def add(
                 deployment=deployment, name=name, revision=revision, load=_now(), created_by=actor
             )
             for instance in _running(deployment):
-                AdapterLoad.objects.create(adapter=adapter, instance=instance, state_reason=_("asked for"))
+                AdapterLoad.objects.create(adapter=adapter, instance=instance, state_reason=_("waits for its host"))
             for host in _hosts(deployment):
                 _bring_files(adapter, host, actor)
             _changed(adapter, "adapter.add", actor=actor, reason=reason, revision=str(revision))

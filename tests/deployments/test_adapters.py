@@ -172,6 +172,15 @@ def test_engines_without_lora_take_none(fleet: Fleet, admin: User) -> None:
         add(Deployment.objects.get(name="plain"), adapter_on(fleet.host), admin)
 
 
+def test_what_it_would_cost_is_said_before_it_is_switched_on(fleet: Fleet, admin: User, client: Client) -> None:
+    fleet.deploy(admin, name="plain")
+    fleet.copy.revision.shape = {"config": CONFIG | {"intermediate_size": 1536}}
+    fleet.copy.revision.save()
+    client.force_login(admin)
+    page = client.get(reverse("adapter_add", args=[Deployment.objects.get(name="plain").pk])).content.decode()
+    assert "With --enable-lora each device keeps about 9.3 MiB aside for 1 at a time, of rank 16 at most" in page
+
+
 def test_a_name_that_the_engines_serve_is_refused(deployment: Deployment, fleet: Fleet, admin: User) -> None:
     revision = adapter_on(fleet.host)
     with pytest.raises(Refused, match="serve “chat” already"):
@@ -264,7 +273,8 @@ def test_the_card_says_where_each_is_loaded_and_what_each_role_may_do(
     for person, acts in allowed.items():
         client.force_login(person)
         text = client.get(page).content.decode()
-        assert "files were touched Verify them." in text
+        assert "files were touched" in text
+        assert "Verify them." in text
         assert "loaded in 0 of 1" in text
         assert "No route leads to this deployment" in text
         assert [act in text for act in ("load-again", "adapters/add", "/remove/")] == [
