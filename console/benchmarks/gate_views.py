@@ -64,7 +64,9 @@ class GateForm(LoadFields):
 
 def _initial(gate: Gate | None) -> dict[str, Any]:
     if gate is None:
-        return {"values": "1, 4", "requests": 24, "repeats": 2}
+        loads = gates.USUAL_LOADS
+        values = ", ".join(f"{load:g}" for load in loads.values)
+        return {"values": values, **{name: getattr(loads, name) for name in ("requests", "repeats", "warmups")}}
     stored = Benchmark(profile=gate.profile, workload=gate.workload.model_dump(), loads=gate.loads.model_dump(),
                        targets=gate.targets.model_dump(), tags=[])  # fmt: skip
     limits = gate.limits

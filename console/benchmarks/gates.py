@@ -5,7 +5,7 @@ then the newest of the deployment, so that a change of the engine or of argument
 the newest of the same model on the same kind of device. Where there is none, the first measurement becomes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from console.access.models import User
 from console.benchmarks import charts, comparison, presentation, services, subjects
 from console.benchmarks.curves import MEASURES, Point, points
 from console.benchmarks.models import Baseline, Benchmark
-from console.benchmarks.profiles import fitted
+from console.benchmarks.profiles import PROFILES, fitted
 from console.benchmarks.services import Question
 from console.common.errors import Refused
 from console.deployments.models import Deployment, Instance
@@ -72,6 +72,8 @@ class Judged:
         return text % {**values, "worse": 100 * self.worse, "allowed": 100 * self.allowed}
 
 
+USUAL_LOADS = LoadPlan(values=[1, 4], requests=24, repeats=2, warmups=2)
+"""Of a gate that nobody described further: a minute or two for each new engine."""
 _JUDGED = (("ttft_p95", "ttft_p95"), ("throughput", "output_tokens_per_second"), ("goodput", "goodput_per_second"))
 """Name of a limit, and the measure that it is about."""
 
@@ -218,6 +220,21 @@ class Keeper:
         """Its job was cancelled."""
         if (benchmark := _of(step)) and benchmark.is_live:
             services.ended(benchmark, to="cancelled")
+
+    def usual(self) -> dict[str, Any]:
+        """A chat, one alone and a few at once, within the usual limits."""
+        return Gate(profile="chat", workload=PROFILES["chat"].workload, loads=USUAL_LOADS).model_dump(mode="json")
+
+    def words(self, gate: Mapping[str, Any]) -> str:
+        """What is asked at which loads, and how much worse it may be."""
+        held = Gate.model_validate(gate)
+        profile = PROFILES.get(held.profile)
+        loads = ", ".join(charts.load_name(held.loads.by, load) for load in held.loads.values)
+        limits = {name: f"{100 * share:.0f} %" for name, share in held.limits.model_dump().items()}
+        return _(
+            "%(profile)s, %(loads)s: first token at most %(ttft_p95)s later, tokens per second %(throughput)s fewer, "
+            "goodput %(goodput)s less than the baseline; %(errors)s of the requests may fail"
+        ) % {"profile": profile.title if profile else held.profile, "loads": loads, **limits}
 
 
 def _of(step: Step) -> Benchmark | None:

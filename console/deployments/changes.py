@@ -212,9 +212,11 @@ def _refuse_homeless(new: Spec, swapped: list[Instance]) -> None:
 def _words(deployment: Deployment, turns: Sequence[Turn]) -> Iterator[str]:
     swapped = [turn.old for turn in turns if turn.old and not turn.stop and turn.place is None]
     beside = [turn for turn in turns if turn.old and turn.place is not None]
-    if swapped:
+    if swapped and beside:
+        yield from _words_of_both(beside, swapped)
+    elif swapped:
         yield from _restart_words(deployment, swapped)
-    if beside:
+    elif beside:
         yield _("The files are verified first. Then, one at a time, a new engine is brought up, validated and warmed up; "
                 "only when it is ready the old one it replaces ends, with %(seconds)d s for requests in flight.") % {
                     "seconds": services.GRACE_SECONDS}  # fmt: skip
@@ -229,6 +231,22 @@ def _words(deployment: Deployment, turns: Sequence[Turn]) -> Iterator[str]:
         yield _("%(names)s ends: requests in flight have %(seconds)d s to finish.") % {
             "names": ", ".join(ended), "seconds": services.GRACE_SECONDS,
         }  # fmt: skip
+
+
+def _words_of_both(beside: Sequence[Turn], swapped: Sequence[Instance]) -> Iterator[str]:
+    """Room beside what runs for some of the new engines only: those come first, and serve while the others are swapped."""
+    values = {
+        "names": ", ".join(str(turn.old) for turn in beside), "others": ", ".join(map(str, swapped)),
+        "seconds": services.GRACE_SECONDS,
+    }  # fmt: skip
+    yield _("The files are verified first. Then replicas are replaced one at a time, and the deployment goes on serving all "
+            "the time.")  # fmt: skip
+    yield _("%(names)s: there is room for both, so the old engine ends only when the new one is ready.") % values
+    yield _("%(others)s: there is no room for both, so the old engine ends first, with %(seconds)d s for requests in flight; "
+            "new ones go to the others until the new engine is validated and warmed up.") % values  # fmt: skip
+    yield _(
+        "If a new engine doesn't come up, what is not replaced yet stays as it is, and you can go back to this spec."
+    )
 
 
 def _end_words(count: int) -> str:
@@ -256,7 +274,11 @@ def _restart_words(deployment: Deployment, swapped: Sequence[Instance]) -> list[
         )
     else:
         words.append(_("The new engine is validated and warmed up before it serves."))
-    words.append(_("If it doesn't come up, the deployment stands as failed, and you can go back to this spec."))
+    if len(serving) > 1:
+        words.append(_("If one doesn't come up, those that are not replaced yet serve on as they are, and you can go back to "
+                       "this spec."))  # fmt: skip
+    else:
+        words.append(_("If it doesn't come up, the deployment stands as failed, and you can go back to this spec."))
     return words
 
 

@@ -16,7 +16,7 @@ class DeviceKindForm(forms.Form):
         label=_("Short name"),
         max_length=40,
         validators=[RegexValidator(r"^[a-z0-9][a-z0-9-]*$", _("Use lower-case letters, digits and hyphens."))],
-        help_text=_("As `slipway plan --device` takes it."),
+        help_text=_("What is given to slipway plan as --device."),
     )
     title = forms.CharField(label=_("Name"), max_length=80)
     vendor = forms.ChoiceField(
@@ -81,10 +81,17 @@ class DeviceKindForm(forms.Form):
             "title": device.title,
             "vendor": device.vendor,
             "platform": device.platform,
-            "memory": str(device.memory_bytes or ""),
+            "memory": _memory_text(device.memory_bytes or 0),
             "capability": f"{device.capability[0]}.{device.capability[1]}" if device.capability else "",
             "bandwidth_gb_s": device.bandwidth_gb_s,
             "nvlink_gb_s": device.nvlink_gb_s,
             "overhead_class": device.overhead_class,
             "aliases": ", ".join(device.aliases),
         }
+
+
+def _memory_text(nbytes: int) -> str:
+    """As a person writes it, where reading that again gives the same bytes."""
+    short = f"{nbytes / 2**30:.10g}" if nbytes % 2**20 == 0 else f"{nbytes / 2**30:.2f}"
+    text = f"{short}GiB"
+    return text if nbytes and parse_bytes(text) == nbytes else str(nbytes or "")

@@ -14,10 +14,10 @@ from django.utils.translation import gettext as _
 from console.access import policies
 from console.access.models import User
 from console.catalog.models import Copy
-from console.deployments import engine_schema, pasting
+from console.deployments import engine_schema, gate_fields, pasting
 from console.deployments.argument_fields import NOT_IN_FORM, PREFIX, UNSET, text_of, value_of
 from console.deployments.form_fields import environment_text, split_arguments
-from console.deployments.health_fields import health_texts
+from console.deployments.health_fields import DEFAULT_START_MINUTES, health_texts
 from console.deployments.models import Spec
 from console.fleet import labels
 from console.fleet.models import Engine
@@ -76,6 +76,7 @@ def of_post(data: Any) -> Texts:
 
 def of_spec(spec: Spec, *, schema: ArgumentSchema | None) -> Texts:
     """A spec as the form shows it; words that its engine's schema doesn't know stay words."""
+    usual = spec.start_deadline_seconds == 60 * DEFAULT_START_MINUTES
     texts = Texts(
         {
             "copy": str(spec.copy_id),
@@ -88,7 +89,8 @@ def of_spec(spec: Spec, *, schema: ArgumentSchema | None) -> Texts:
             "environment": environment_text(spec.environment),
             "port": str(spec.port or ""),
             **health_texts(Probe.model_validate(spec.probe), RestartPolicy.model_validate(spec.restart)),
-            "start_minutes": f"{spec.start_deadline_seconds / 60:g}",
+            "gate": gate_fields.text_of(spec),
+            "start_minutes": "" if usual else f"{spec.start_deadline_seconds / 60:g}",
             "notes": spec.deployment.notes,
         }
     )

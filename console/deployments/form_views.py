@@ -41,6 +41,7 @@ FOLDS = (
             "hang_seconds",
             "probe_seconds",
             "probe_under_load",
+            "gate",
         ),
     ),
     ("restarts", ("restart_budget", "restart_minutes", "notes")),
@@ -99,6 +100,10 @@ def _look_or_change(request: HttpRequest, deployment: Deployment, form: DeployFo
             "effect": changes.effect(deployment, wish),
             "comparison": compare(current, new) if current else None,
             "reason": order["reason"],
+            "draft": drafts.save(
+                form.cleaned_data["idempotency_key"], person=user, fields=form_texts.of_post(request.POST).fields,
+                deployment=deployment,
+            ),
             "sent": [(name, value) for name in request.POST for value in request.POST.getlist(name)
                      if name not in ("csrfmiddlewaretoken", "go")],
         }  # fmt: skip
@@ -238,7 +243,7 @@ def _page(
 def _context(form: DeployForm, *, changing: Deployment | None, command: str) -> dict[str, Any]:
     titles = {
         "environment": _("Environment and port"),
-        "checks": _("Health and validation"),
+        "checks": _("Health, validation and gate"),
         "restarts": _("Restarts and notes"),
     }
     return {

@@ -21,7 +21,14 @@ from console.deployments import argument_fields, arguments_check, engine_schema,
 from console.deployments.argument_fields import PREFIX, UNSET
 from console.deployments.claims import WIDE, as_placement
 from console.deployments.form_fields import CopyField, DevicesField, EngineField, EnvironmentField, split_arguments
-from console.deployments.health_fields import DEFAULT_PROBE, DEFAULT_RESTART, HealthFields, number_input
+from console.deployments.gate_fields import GateFields
+from console.deployments.health_fields import (
+    DEFAULT_PROBE,
+    DEFAULT_RESTART,
+    DEFAULT_START_MINUTES,
+    HealthFields,
+    number_input,
+)
 from console.deployments.models import MOST_REPLICAS, NAME_PATTERN, Deployment
 from console.deployments.place_presentation import Places, places
 from console.deployments.placement import Rule
@@ -30,8 +37,6 @@ from console.fleet.models import Device, Engine, Host
 from console.jobs import copy_fetching
 from workers.contracts import Probe, RestartPolicy
 from workers.vllm.arguments import ArgumentSchema, Finding, Value, argv_from_values, guarded
-
-DEFAULT_START_MINUTES = 30
 
 
 def _with_engine() -> QuerySet[Host]:
@@ -42,7 +47,7 @@ def _mono(placeholder: str) -> forms.Textarea:
     return forms.Textarea(attrs={"rows": 3, "class": "mono", "spellcheck": "false", "placeholder": placeholder})
 
 
-class DeployForm(HealthFields):
+class DeployForm(GateFields, HealthFields):
     """What should be served, where and how. A field for every argument of the chosen engine is added to these."""
 
     copy = CopyField(
@@ -185,6 +190,7 @@ class DeployForm(HealthFields):
         self.notes_made: list[Finding] = []
         """What was changed while a command line was read, or when the engine was changed."""
         self._offer_rows(user)
+        self.offer_gates(user)
         engine = self.chosen_engine
         self.schema: ArgumentSchema | None = engine_schema.schema_of(engine)
         if self.schema is not None:
@@ -435,6 +441,7 @@ class DeployForm(HealthFields):
             "probe": self.probe_over(Probe.model_validate(spec.probe) if spec else DEFAULT_PROBE),
             "restart": self.restart_over(RestartPolicy.model_validate(spec.restart) if spec else DEFAULT_RESTART),
             "start_deadline_seconds": 60.0 * (data["start_minutes"] or DEFAULT_START_MINUTES),
+            "gate": self.chosen_gate(),
             "reason": data["reason"],
             "idempotency_key": str(data["idempotency_key"]),
         }

@@ -3,7 +3,10 @@
 What is measured and how it is judged is known by the benchmarks above, which are not imported here: they register a keeper.
 """
 
+from collections.abc import Mapping
 from typing import Any, Protocol
+
+from django.utils.translation import gettext as _
 
 from console.deployments.models import Instance
 from console.jobs.models import Step
@@ -38,6 +41,12 @@ class GateKeeper(Protocol):
     def abandoned(self, step: Step) -> None:
         """Its job was cancelled."""
 
+    def usual(self) -> dict[str, Any]:
+        """The gate of who asks for one and says no more, as `Spec.gate` holds it."""
+
+    def words(self, gate: Mapping[str, Any]) -> str:
+        """What a gate asks and allows, in one sentence."""
+
 
 _keepers: list[GateKeeper] = []
 
@@ -50,6 +59,13 @@ def keep_by(keeper: GateKeeper) -> None:
 def keeper() -> GateKeeper | None:
     """The keeper; None where nothing can measure."""
     return _keepers[0] if _keepers else None
+
+
+def words_of(gate: Mapping[str, Any]) -> str:
+    """A gate in one sentence, an empty one included."""
+    if not gate:
+        return _("none: it serves once it has warmed up")
+    return _keepers[0].words(gate) if _keepers else _("measured")
 
 
 def steps_of(instance: Instance) -> list[PlannedStep]:

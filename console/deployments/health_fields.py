@@ -12,6 +12,9 @@ from workers.contracts import Probe, RestartPolicy
 DEFAULT_PROBE = Probe()
 DEFAULT_RESTART = RestartPolicy()
 LONGEST_SECONDS = 24 * 3600
+DEFAULT_START_MINUTES = 30
+EXAMPLES = ("probe_expected", "probe_language")
+"""Fields whose placeholder is an example; that of the others is what an empty one stands for."""
 DECLARABLE = ("tools", "json")
 
 

@@ -1,7 +1,7 @@
 """Deployments: create, start, restart, stop, delete, and the truth about them in one sentence."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,6 +66,7 @@ def create(
     actor: User | None,
     idempotency_key: str,
     public_name: str = "",
+    gate: Mapping[str, Any] | None = None,
 ) -> Job:
     """Create a deployment with its first spec and its replicas' claims and instances, and start the deploy job.
 
@@ -103,6 +104,7 @@ def create(
                 probe=probe.model_dump(),
                 restart=restart.model_dump(),
                 start_deadline_seconds=start_deadline_seconds,
+                gate=dict(gate or {}),
                 author=actor,
                 reason=reason,
             )

@@ -4,12 +4,15 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from django import forms
 from django.utils.translation import gettext as _
 
-from console.deployments import engine_schema, pasting
+from console.deployments import engine_schema, gates, pasting
 from console.deployments.argument_fields import text_of
+from console.deployments.health_fields import EXAMPLES, HealthFields, health_texts
 from console.deployments.models import Spec
 from console.fleet import labels
+from workers.contracts import Probe, RestartPolicy
 
 
 @dataclass(frozen=True)
@@ -87,15 +90,25 @@ def _facts(spec: Spec) -> dict[str, str]:
 
 
 def _checks(spec: Spec) -> dict[str, str]:
+    """Everything that the form has a field for, by the field's own name: what can be changed there is shown here."""
+    probe, restart = Probe.model_validate(spec.probe), RestartPolicy.model_validate(spec.restart)
+    texts = health_texts(probe, restart)
     return {
-        _("Probe question"): str(spec.probe.get("prompt", "")),
-        _("Expected in the answer"): str(spec.probe.get("expected", "")),
-        _("Warm-up prompt"): str(spec.probe.get("warmup_prompt", "")),
+        **{
+            str(field.label): _health_text(name, field, texts[name]) for name, field in HealthFields.base_fields.items()
+        },
+        _("Accepted answers"): "\n".join(f"{one.question} → {one.answer}" for one in probe.golden),
         _("Start deadline"): f"{spec.start_deadline_seconds / 60:g} min",
-        _("Restarts"): str(spec.restart.get("budget", "")),
-        _("Gate"): _("measured") if spec.gate else _("none"),
-        _("Window"): f"{float(spec.restart.get('window_seconds') or 0) / 60:g} min",
+        _("Benchmark gate"): gates.words_of(spec.gate),
     }
+
+
+def _health_text(name: str, field: forms.Field, text: str) -> str:
+    if isinstance(field, forms.BooleanField):
+        return _("yes") if text else _("no")
+    if isinstance(field, forms.ChoiceField):
+        return str(dict(field.choices).get(text, text))
+    return text or ("" if name in EXAMPLES else str(field.widget.attrs.get("placeholder", "")))
 
 
 def _arguments(spec: Spec) -> dict[str, str]:

@@ -13,12 +13,18 @@ from console.access.models import Role, User
 from console.access.policies import Action
 from console.common.errors import Refused
 from console.deployments import arguments_check, changes
+from console.deployments.device_catalogue import catalogue
+from console.deployments.device_forms import DeviceKindForm
 from console.deployments.forms import DeployForm
+from console.deployments.health_fields import HealthFields
 from console.deployments.models import Deployment, Draft, Instance, Spec
+from console.deployments.spec_difference import compare
 from console.fleet.models import Engine
 from console.jobs.models import Job
 from tests.deployments.test_services import fail, serve, succeed
 from tests.factories import Fleet
+from workers.contracts import GoldenAnswer, Probe, RestartPolicy
+from workers.vllm.memory import parse_bytes
 
 pytestmark = pytest.mark.django_db
 
@@ -203,6 +209,55 @@ def test_a_change_says_that_it_restarts_then_puts_the_new_spec_in_place_at_the_l
     assert (deployment.current_spec.number, instance.spec.number, instance.start) == (2, 2, 2)
 
 
+def test_the_way_back_from_what_a_change_will_do_keeps_what_was_typed(fleet: Fleet, admin: User) -> None:
+    fleet.deploy(admin)
+    deployment = Deployment.objects.get()
+    data = filled(fleet, changing=str(deployment.pk), reason="longer contracts", arg_max_model_len="4096", go="look")
+    client, url = signed_in(admin), reverse("deployment_change", args=[deployment.pk])
+    assert f"{url}?draft={data['idempotency_key']}" in client.post(url, data).content.decode()
+    form = client.get(url, {"draft": data["idempotency_key"]}).context["form"]
+    assert (text(form, "arg_max_model_len"), text(form, "reason")) == ("4096", "longer contracts")
+    assert f"a draft of a change to {deployment.name}" in client.get(reverse("deployment_add")).content.decode()
+
+
+def test_the_gate_is_chosen_in_the_form_goes_along_with_a_clone_and_stays_with_a_change(
+    fleet: Fleet, admin: User
+) -> None:
+    client = signed_in(admin)
+    assert client.post(reverse("deployment_add"), filled(fleet, gate="usual", name="first")).status_code == 302
+    spec = Spec.objects.get()
+    assert spec.gate["profile"] == "chat"
+    page = client.get(reverse("deployment_add"), {"clone": spec.deployment_id}).context["form"]
+    assert text(page, "gate") == f"spec:{spec.pk}"
+    given = filled(fleet, gate=f"spec:{spec.pk}", name="second")
+    assert client.post(reverse("deployment_add"), given).status_code == 302
+    assert Spec.objects.get(deployment__name="second").gate == spec.gate
+    Job.objects.all().delete()
+    url = reverse("deployment_change", args=[spec.deployment_id])
+    change = filled(fleet, changing=str(spec.deployment_id), reason="x", go="look", arg_seed="7")
+    for choice, kept in (({}, True), ({"gate": f"spec:{spec.pk}"}, True), ({"gate": ""}, False)):
+        pairs = client.post(url, change | choice).context["comparison"].sections[-1].pairs
+        assert next(pair.changed for pair in pairs if pair.name == "Benchmark gate") is not kept
+    refused = client.post(url, change | {"gate": "spec:999999"})
+    assert "gate" in refused.context["form"].errors
+
+
+def test_whatever_the_form_changes_of_a_spec_its_comparison_shows(fleet: Fleet, admin: User) -> None:
+    fleet.deploy(admin)
+    old = Spec.objects.get()
+    probe = Probe(
+        mode="completions", prompt="a", expected="b", language="en", declares=["tools", "json"], patience_seconds=9,
+        warmup_prompt="c", warmup_prompts=["d", "e"], ttft_target_seconds=2,
+        golden=[GoldenAnswer(question="q", answer="a", engine="x")],
+    )  # fmt: skip
+    restart = RestartPolicy(budget=9, window_seconds=60, hang_seconds=9, probe_seconds=9, probe_under_load=True)
+    new = Spec.objects.get()
+    new.probe, new.restart, new.start_deadline_seconds = probe.model_dump(), restart.model_dump(), 60.0
+    found = compare(old, new).sections[-1]
+    assert [pair.name for pair in found.pairs if not pair.changed] == ["Benchmark gate"]
+    assert {pair.name for pair in found.pairs} > {str(field.label) for field in HealthFields.base_fields.values()}
+
+
 def test_a_change_whose_files_are_damaged_leaves_what_serves_alone(
     broker: redis.Redis, fleet: Fleet, admin: User
 ) -> None:
@@ -255,6 +310,13 @@ def test_the_catalogue_is_everybody_s_to_read_and_the_admin_s_to_change(admin: U
     assert "41.5 GiB" in page
     signed_in(admin).post(reverse("device_reset", args=["l40s"]))
     assert "41.5 GiB" not in signed_in(admin).get(reverse("device_list")).content.decode()
+
+
+def test_the_memory_of_each_device_is_shown_as_a_person_writes_it_and_read_back_to_the_byte() -> None:
+    for device in catalogue():
+        if device.memory_bytes:
+            shown = DeviceKindForm.texts_of(device)["memory"]
+            assert (shown.endswith("GiB"), parse_bytes(shown)) == (True, device.memory_bytes)
 
 
 def test_the_page_of_predictions_and_a_model_s_places_say_why_they_are_empty(fleet: Fleet, viewer: User) -> None:

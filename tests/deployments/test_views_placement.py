@@ -142,6 +142,21 @@ def test_a_change_swaps_in_place_where_there_is_no_room_for_both(broker: Any, fl
     assert [(turn.place, turn.stop) for turn in planned.turns] == [(None, False)]
 
 
+def test_where_there_is_room_beside_for_some_only_each_replica_s_turn_is_told(broker: Any, fleet: Fleet) -> None:
+    give_gpus(fleet, 79, 79, 79)
+    serve(broker, fleet, fleet.deploy(replicas=2))
+    Instance.objects.update(state="ready", ordered=True, run=True)
+    taken = Claim.objects.values_list("device", flat=True)
+    Device.objects.filter(pk__in=taken).update(memory_free=5 * 2**30)
+    deployment = Deployment.objects.get()
+    planned = changes.effect(deployment, wish(deployment, arguments=["--max-num-seqs", "8"]))
+    assert [turn.place is None for turn in planned.turns] == [False, True]
+    words = " ".join(planned.sentences)
+    assert f"{deployment} #1: there is room for both" in words
+    assert f"{deployment} #2: there is no room for both" in words
+    assert "new ones get no answer" not in words
+
+
 def test_one_more_replica_is_added_and_one_less_ends_without_touching_the_rest(
     broker: Any, fleet: Fleet, admin: User
 ) -> None:
