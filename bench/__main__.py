@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import arguments, gateway, lines, pages, plan, start, telemetry, weights
+from bench import arguments, benchmarks, gateway, lines, pages, plan, start, telemetry, weights
 from bench.console import Bench
 from bench.rows import Row, write
 from tests.live.harness import LiveConsole
@@ -21,6 +21,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
     "telemetry": telemetry.measure,
     "weights": weights.measure,
     "gateway": gateway.measure,
+    "benchmarks": benchmarks.measure,
 }
 
 

@@ -1,7 +1,7 @@
-"""Install the engine and the model of the live tests into a cache: `python -m tests.engine [--second]`.
+"""Install the engine and the model of the live tests into a cache: `python -m tests.engine [--second] [--quantizer]`.
 
-`--second` adds an older engine (6.2 GB), for what has to hold for more than one version. It runs the very steps that a
-host runs, without a console. Progress goes to stderr; stdout is for a shell to evaluate.
+`--second` adds an older engine (6.2 GB), for what has to hold for more than one version; `--quantizer` adds llm-compressor.
+It runs the very steps that a host runs, without a console. Progress goes to stderr; stdout is for a shell to evaluate.
 """
 
 import os
@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from workers.contracts import Body, StepEvent, StepFinished, StepKind, StepOrder, StepProgress
 from workers.host.step_runner import run_order
 from workers.host_config import HostConfig, slipway_home
+from workers.quantization_payloads import InstallQuantizerPayload
 from workers.sealing import generate_key_pair
 from workers.step_payloads import InstallEnginePayload, MakeDemoModelPayload
 
@@ -103,6 +104,9 @@ def main() -> None:
         # A state of its own: a step that was done there is not done again, whatever it is asked.
         with tempfile.TemporaryDirectory() as folder:
             exports["SLIPWAY_TEST_SECOND_ENGINE_PYTHON"] = installed(SECOND_VERSION, Path(folder))
+    if "--quantizer" in sys.argv:
+        with tempfile.TemporaryDirectory() as folder:
+            run_step(StepKind.INSTALL_QUANTIZER, InstallQuantizerPayload(), state=Path(folder))
     for name, value in exports.items():
         print(f"export {name}={shlex.quote(value)}")
 

@@ -141,6 +141,9 @@ def test_what_can_t_come_to_anything_is_refused_before_it_begins(host: Host) -> 
     assert refused(host, scheme="W8A8") == "quantize.no_prompts"
     assert refused(host, name="fp8") == "quantize.exists"
     assert refused(host, model_path="nowhere") == "path.not_found"
+    config = host.config.models_dir / "llama" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": 576}))
+    assert refused(host, scheme="W4A16", prompts=PROMPTS) == "quantize.columns"
     assert host.left() == ["fp8", "llama"]
 
 

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -30,7 +31,9 @@ _DISK = 1.1
 """Disk needed, as a multiple of the weights that will be left."""
 _STAGE = re.compile(r"^slipway: stage (\d+) of (\d+): (.+)$")
 _BAR = re.compile(r"^(.{0,60}?):?\s*(\d{1,3})%\|")
+_ERROR = re.compile(r"^[\w.]*(Error|Exception)\b")
 _MOST_EVENTS = 200
+_OTHER_SCHEME = "Take W8A8 or FP8: they have a scale for each row, whatever its length."
 _PLAN = "plan.json"
 _MADE_BY = "slipway.json"
 _WHOLE = 100.0
@@ -44,9 +47,13 @@ class _Told:
         self._done = self._stages = self._percent = 0
         self._events = 0
         self.doing = "llm-compressor to be loaded"
+        self.error = ""
+        """The last exception that was printed: what follows it may be long."""
 
     def note(self, line: str) -> None:
         """One line of its output."""
+        if _ERROR.match(line):
+            self.error = line
         if found := _STAGE.match(line):
             self._done, self._stages, self._percent = int(found[1]) - 1, int(found[2]), 0
             self.doing = found[3]
@@ -113,6 +120,7 @@ def _check(payload: Payload, source: Path, models: Path) -> None:
             "quantize.no_prompts", f"{payload.scheme} is calibrated, and there is no text to do it with",
             next_step="Choose prompts as people ask them, or a scheme that needs none (FP8_DYNAMIC).",
         )  # fmt: skip
+    _check_columns(payload, config)
     weights = _weights(source)
     left, needed = shutil.disk_usage(models).free, weights * facts.share * _DISK
     if left < needed:
@@ -126,6 +134,19 @@ def _check(payload: Payload, source: Path, models: Path) -> None:
             "memory.out_of_memory", f"it needs about {room / 2**30:.1f} GiB of RAM; {free / 2**30:.1f} GiB are free",
             next_step="Stop what runs on this host, or do it on a host with more memory.",
         )  # fmt: skip
+
+
+def _check_columns(payload: Payload, config: dict[str, Any]) -> None:
+    """Columns that share a scale must fill the layers; llm-compressor finds out only once everything is loaded."""
+    group = SCHEMES[payload.scheme].group_size
+    for name in ("hidden_size", "intermediate_size"):
+        size = config.get(name)
+        if group and isinstance(size, int) and size >= group and size % group:
+            raise StepFailedError(
+                "quantize.columns",
+                f"{payload.scheme} shares a scale among {group} columns; this model's {name}, {size}, is no multiple of it",
+                next_step=_OTHER_SCHEME,
+            )
 
 
 def _make(context: StepContext, payload: Payload, quantizer: Quantizer, source: Path, work: Path) -> Path:
@@ -145,19 +166,16 @@ def _make(context: StepContext, payload: Payload, quantizer: Quantizer, source: 
         waiting_for=lambda: told.doing, measure=told.measure,
     )  # fmt: skip
     if ended.code != 0 or not (made / "config.json").exists():
-        raise _failure(ended)
+        raise _failure(ended, told.error)
     return made
 
 
-def _failure(ended: Ended) -> StepFailedError:
-    text = ended.text
-    last = next((line for line in reversed(ended.lines) if "Error" in line), "")
-    last = last or (ended.lines[-1] if ended.lines else f"exit code {ended.code}")
+def _failure(ended: Ended, error: str) -> StepFailedError:
+    text = f"{error}\n{ended.text}"
+    last = error or (ended.lines[-1] if ended.lines else f"exit code {ended.code}")
     next_step = "Read the last lines. The original is as it was; nothing of the attempt is left."
-    if "not divisible" in text or "indivisible" in text:
-        next_step = (
-            "This scheme shares scales among 128 columns, which this model's layers don't have: take W8A8 or FP8."
-        )
+    if "group_size" in text:
+        next_step = _OTHER_SCHEME
     elif "trust_remote_code" in text:
         next_step = "This model brings its own code, which is not run for this. Take one that transformers knows."
     elif "out of memory" in text.lower() or ended.code in (-9, 137):
