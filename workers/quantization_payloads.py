@@ -16,7 +16,10 @@ QUANTIZER_KEY = r"^llmcompressor-[A-Za-z0-9._+-]{1,80}$"
 
 @dataclass(frozen=True)
 class SchemeFacts:
-    """What a scheme asks for and leaves. `share`: of the size of 16-bit weights, embeddings left as they are."""
+    """What a scheme asks for and leaves. `share`: of the size of 16-bit weights, embeddings left as they are.
+
+    `calibrated`: texts make it better (GPTQ, hours on processors); without any, weights are rounded to the nearest.
+    """
 
     calibrated: bool
     share: float
@@ -78,7 +81,7 @@ class QuantizePayload(Message):
     device: str = ""
     """Uuid of the GPU to compute on; empty: the processors, which disturbs no engine's memory."""
     prompts: list[str] = Field(default=[], max_length=MOST_PROMPTS)
-    """Texts to calibrate with, for the schemes that need it."""
+    """Texts to calibrate with, for the schemes that take some; empty: weights are rounded to the nearest."""
     max_tokens: int = Field(default=2048, ge=16, le=65_536)
     """Longer texts are cut."""
 

@@ -76,11 +76,12 @@ class QuantizeForm(forms.Form):
     dataset = forms.ModelChoiceField(
         label=_("Texts to calibrate with"), queryset=Dataset.objects.none(), required=False,
         empty_label=_("none, or those below"),
-        help_text=_("Brought for a benchmark before. Take what people really ask; some hundreds are usual."),
+        help_text=_("Brought for a benchmark before. Take what people really ask."),
     )  # fmt: skip
     prompts = forms.CharField(
         label=_("Own texts"), required=False, widget=forms.Textarea(attrs={"rows": 4}),
-        help_text=_("One on each line, or blocks with an empty line between them."),
+        help_text=_("One on each line, or blocks with an empty line between them. Some hundreds are usual, and take hours on "
+                    "processors. None: weights are rounded to the nearest, which is quick and costs more answers."),
     )  # fmt: skip
     max_tokens = forms.IntegerField(
         label=_("Of each text at most, in tokens"), min_value=16, max_value=65_536, initial=2048

@@ -14,8 +14,8 @@ from console.jobs.models import Job
 
 SCHEMES = [
     ("FP8_DYNAMIC", _("FP8: weights and activations in 8-bit floats, no calibration")),
-    ("W8A8", _("W8A8: weights and activations in 8-bit integers, calibrated")),
-    ("W4A16", _("W4A16: weights in 4-bit integers, activations as they were, calibrated")),
+    ("W8A8", _("W8A8: weights and activations in 8-bit integers")),
+    ("W4A16", _("W4A16: weights in 4-bit integers, activations as they were")),
 ]
 
 

@@ -175,10 +175,10 @@ def quantized_as(revision: Revision) -> str:
 
 
 def _check(order: Order) -> None:
-    if SCHEMES[order.scheme].calibrated and len(order.prompts) < FEWEST_PROMPTS:
+    if SCHEMES[order.scheme].calibrated and 0 < len(order.prompts) < FEWEST_PROMPTS:
         raise Refused(
-            _("%(scheme)s is calibrated with texts as people send them: give %(few)d at least, some hundreds are usual. "
-              "FP8 needs none.") % {"scheme": order.scheme, "few": FEWEST_PROMPTS}, field="prompts",
+            _("%(few)d texts at least say something of how people ask, some hundreds are usual. Give more, or none.")
+            % {"few": FEWEST_PROMPTS}, field="prompts",
         )  # fmt: skip
     if Model.objects.filter(team=order.control.host.team_id, name=order.name).exists():
         raise Refused(_("There is a model with this name already."), field="name")

@@ -68,7 +68,7 @@ def test_texts_go_to_the_host_and_lie_in_no_payload_of_the_ledger(shop: Shop) ->
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"scheme": "W4A16"}, "give 4 at least"),
+        ({"scheme": "W4A16", "prompts": TEXTS[:2]}, "4 texts at least"),
         ({"name": "taken"}, "with this name already"),
     ],
 )
@@ -161,7 +161,7 @@ def test_an_admin_asks_by_the_form(client: Client, shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"scheme": "W8A8", "prompts": "one\ntwo"}, "give 4 at least"),
+        ({"scheme": "W8A8", "prompts": "one\ntwo"}, "4 texts at least"),
         ({"scheme": "GGUF"}, "not one of the available choices"),
         ({"name": ""}, "This field is required"),
         ({"quantizer": 999}, "not one of the available choices"),

@@ -114,15 +114,9 @@ def _check(payload: Payload, source: Path, models: Path) -> None:
             "quantize.already", f"its weights are quantised already ({method})",
             next_step="Take the model as it was published before, in 16 bits.",
         )  # fmt: skip
-    facts = SCHEMES[payload.scheme]
-    if facts.calibrated and not payload.prompts:
-        raise StepFailedError(
-            "quantize.no_prompts", f"{payload.scheme} is calibrated, and there is no text to do it with",
-            next_step="Choose prompts as people ask them, or a scheme that needs none (FP8_DYNAMIC).",
-        )  # fmt: skip
     _check_columns(payload, config)
     weights = _weights(source)
-    left, needed = shutil.disk_usage(models).free, weights * facts.share * _DISK
+    left, needed = shutil.disk_usage(models).free, weights * SCHEMES[payload.scheme].share * _DISK
     if left < needed:
         raise StepFailedError(
             "disk.not_enough", f"it needs about {needed / 1e9:.1f} GB; {left / 1e9:.1f} GB are free in {models}",
