@@ -68,7 +68,7 @@ def quantize(request: HttpRequest, pk: int) -> HttpResponse:
     initial = {
         "name": f"{copy.revision.model.name[:108]}-FP8",
         "quantizer": copy.host.quantizers.filter(present=True).first(),
-    }  # type: ignore[attr-defined]
+    }
     form = QuantizeForm(request.POST or None, user=user, copy=copy, initial=initial)
     if request.method == "POST" and form.is_valid():
         try:
