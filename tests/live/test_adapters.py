@@ -6,17 +6,29 @@ The adapter is made here: random halves of small rank for the query and value pr
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx2
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tests.gateway.backend import Engine, Running, key_of, route_of, target_of
+from tests.host.test_adapters import ordered
 from tests.live.conftest import ENGINE, MODEL, engine_cache
 from tests.live.gateway_clients import serve
 from tests.live.harness import LiveConsole, wait_for
+from tests.live.test_gateway_conformance import KEY as ENGINE_KEY
+from tests.live.test_gateway_conformance import vllm
+from workers.contracts import AdapterOrder, AdaptersObserved, InstanceOrder
+from workers.host.adapters import Adapters
+from workers.host.engine_client import EngineClient
+from workers.host.instance_files import InstanceFiles
+from workers.vllm.lora import RUNTIME_VARIABLE
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1500)]
 
@@ -125,3 +137,62 @@ def test_an_adapter_answers_by_its_own_name_as_the_engine_itself_does_and_after_
         assert said(ask(gateway, NAME)) == without
     finally:
         console.post(f"{page}/stop/", {"reason": "seen"})
+
+
+def test_a_real_engine_loads_replaces_and_refuses_as_the_agent_asks_and_the_gateway_sends_it_the_rest(
+    tmp_path: Path,
+) -> None:
+    config = json.loads((engine_cache() / "models" / MODEL / "config.json").read_text())
+    sailor, wide = make_adapter(tmp_path / "sailor", config), make_adapter(tmp_path / "wide", config, rank=64)
+    with vllm(tmp_path, "--enable-lora", "--max-lora-rank", "16", environment={RUNTIME_VARIABLE: "1"}) as port:
+        kept = Kept(tmp_path, port)
+        assert kept.bring(ordered("sailor", sailor), ordered("wide", wide)) == {"sailor": "loaded", "wide": "failed"}
+        assert "rank 64" in kept.failure("wide").lower()
+        first = kept.root("sailor")
+        target = target_of(Engine(port=port, key=ENGINE_KEY))
+        adapter = route_of(replace(target, adapter=3), names=("sailor",), adapter=3, base="chat")
+        running = Running(tmp_path / "gateway")
+        try:
+            running.start(routes=(route_of(target), adapter), keys=(key_of("secret"),))
+            gateway, direct = client(running.url, "secret"), client(f"http://127.0.0.1:{port}", ENGINE_KEY)
+            wait_for("the gateway sends it on", lambda: ask(gateway, "sailor").status_code == 200, seconds=60)
+            with_it, without = said(ask(gateway, "sailor")), said(ask(gateway, "chat"))
+            assert with_it != without
+            assert said(ask(direct, "sailor")) == with_it
+            for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters"):
+                assert gateway.post(path, json={"lora_name": "sailor"}).status_code == 404
+            assert kept.bring(ordered("sailor", sailor, load=2)) == {"sailor": "loaded"}
+            assert kept.root("sailor") != first
+            assert said(ask(gateway, "sailor")) == with_it
+            assert kept.bring() == {}
+            assert ask(direct, "sailor").status_code == 404
+        finally:
+            running.stop()
+
+
+class Kept:
+    """The adapters of a real engine, as an agent keeps them."""
+
+    def __init__(self, home: Path, port: int) -> None:
+        order = InstanceOrder(
+            instance=uuid4(), deployment="d", spec=1, engine=ENGINE, model_path="/m", served_model_names=["chat"],
+            arguments=["--enable-lora"], port=port, run=True,
+        )  # fmt: skip
+        files = InstanceFiles.of(home, order.instance)
+        files.attempt_directory(1).mkdir(parents=True)
+        self._adapters = Adapters(files, 1, order, ENGINE_KEY, files.directory / "adapters")
+        self._client = EngineClient(port, ENGINE_KEY)
+        self._told: list[AdaptersObserved] = []
+
+    def bring(self, *wanted: AdapterOrder) -> dict[str, str]:
+        """Let it work once; the states by name."""
+        with ThreadPoolExecutor(1) as threads:
+            self._adapters.go_on(wanted, threads)
+        self._adapters.tell(self._told.append)
+        return {one.name: one.state for one in self._told[-1].adapters}
+
+    def failure(self, name: str) -> str:
+        return next(one.failure.message for one in self._told[-1].adapters if one.name == name and one.failure)
+
+    def root(self, name: str) -> str:
+        return str(self._client.models()[name]["root"])

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ OWN = ("id", "created", "created_at", "completed_at", "system_fingerprint", "res
 
 
 @contextmanager
-def vllm(folder: Path, *arguments: str) -> Iterator[int]:
+def vllm(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[int]:
     """A real engine with the flags that hosts give it, and these; its port."""
     port = free_port()
     program = engine_cache() / "engines" / ENGINE / "bin" / "vllm"
@@ -55,7 +55,10 @@ def vllm(folder: Path, *arguments: str) -> Iterator[int]:
                 "--served-model-name", "chat", "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "4",
                 "--enable-force-include-usage", "--enable-request-id-headers", *arguments,
             ],
-            env=os.environ | {"VLLM_API_KEY": KEY, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
+            env={
+                **os.environ, "VLLM_API_KEY": KEY, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
+                **(environment or {}),
+            },
             stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
 
