@@ -64,12 +64,11 @@ def card(deployment: Deployment, instances: list[Instance]) -> AdapterCard:
     """Read it, in a constant number of queries."""
     spec = deployment.current_spec
     running = [one for one in instances if one.ordered and one.run]
-    loads = {
-        (one.adapter_id, one.instance_id): one
-        for one in AdapterLoad.objects.filter(adapter__deployment=deployment, instance__in=running)
-    }
+    adapters = list(deployment.adapters.select_related("revision__model"))
+    known = AdapterLoad.objects.filter(adapter__in=adapters, instance__in=running)
+    loads = {(one.adapter_id, one.instance_id): one for one in known}
     rows = []
-    for adapter in deployment.adapters.select_related("revision__model"):
+    for adapter in adapters:
         shown = [_load(instance, loads.get((adapter.pk, instance.pk))) for instance in running]
         facts = adapter_fit.facts_of(adapter.revision)
         loaded = sum(one.look == LOOKS["loaded"] for one in shown)

@@ -154,7 +154,7 @@ class TestPages:
             revision = Revision.objects.create(model=Model.objects.create(name=f"M{number}"), commit="x")
             Copy.objects.create(revision=revision, host=fleet.host, path=f"/m/{number}", size_bytes=number << 30)
         client = signed_in(viewer)
-        with django_assert_max_num_queries(9):
+        with django_assert_max_num_queries(10):
             answer = client.get(reverse("host_copies", args=[fleet.host.pk]))
         assert len(answer.context["copies"]) == 31
         bars = answer.context["figure"]["data"][0]

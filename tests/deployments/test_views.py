@@ -334,7 +334,7 @@ def test_pages_need_the_same_few_queries_for_any_number_of_rows(
         Instance.objects.create(deployment=deployment, spec=deployment.current_spec, host=fleet.host, number=number)
     for number in range(1, 8):
         Attempt.objects.create(instance=deployment.instances.first(), number=number)
-    with django_assert_max_num_queries(19):
+    with django_assert_max_num_queries(20):
         client.get(reverse("deployment_detail", args=[deployment.pk]))
     with django_assert_max_num_queries(8):
         client.get(reverse("instance_detail", args=[deployment.instances.first().pk]))  # type: ignore[union-attr]
