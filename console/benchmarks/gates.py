@@ -232,8 +232,8 @@ class Keeper:
         loads = ", ".join(charts.load_name(held.loads.by, load) for load in held.loads.values)
         limits = {name: f"{100 * share:.0f} %" for name, share in held.limits.model_dump().items()}
         return _(
-            "%(profile)s, %(loads)s: first token at most %(ttft_p95)s later, tokens per second %(throughput)s fewer, "
-            "goodput %(goodput)s less than the baseline; %(errors)s of the requests may fail"
+            "%(profile)s, %(loads)s; TTFT p95 +%(ttft_p95)s, tokens/s -%(throughput)s, goodput -%(goodput)s, "
+            "failed %(errors)s at most"
         ) % {"profile": profile.title if profile else held.profile, "loads": loads, **limits}
 
 

@@ -131,7 +131,10 @@ def fit(
         trouble="",
         refusals=refusals(found, PREFIX + KV_ARGUMENT if values.get(KV_ARGUMENT) else "environment"),
         offers=(
-            *offers(_by_variable(found, request, shape, environment), environment),
+            *(
+                _as_host_has(one, shape, copy, engine, values, environment, devices, changing)
+                for one in offers(_by_variable(found, request, shape, environment), environment)
+            ),
             *_wanted(shape, request, found, wanted),
         ),
         curve=_curve(shape, request, found),
@@ -397,6 +400,23 @@ def _offer(suggestion: Suggestion, changes: Mapping[str, str], environment: Mapp
     button = _("Set %(changes)s") % {"changes": _(" and ").join(words)} if words else ""
     text = suggestion.text
     return Offer(f"{text[:1].upper()}{text[1:]}", button, sets)
+
+
+def _as_host_has(
+    offer: Offer, shape: ModelShape, copy: Copy, engine: Engine, values: Mapping[str, Value],
+    environment: Mapping[str, str], devices: Sequence[Device], changing: Deployment | None,
+) -> Offer:  # fmt: skip
+    """An offer of more devices, planned on this host's own with their memory now: without them it is advice, no button."""
+    size = offer.sets.get(f"{PREFIX}tensor_parallel_size")
+    if size is None or engine.platform == "cpu":
+        return offer
+    other = {**values, "tensor_parallel_size": int(size)}
+    used = choose(engine.host, engine, other, devices, given_back=_own_bytes(changing, engine.host))
+    request = _with_learned(shape, request_for(engine, used, other, environment), copy, engine, used)
+    if len(used) >= world(other) and compute_plan(shape, request).fits:
+        return offer
+    text = _("%(offer)s. Fewer are chosen, or free now, on %(host)s.") % {"offer": offer.text, "host": engine.host}
+    return Offer(text, "", {})
 
 
 def _named(name: str) -> str:

@@ -63,6 +63,21 @@ def test_a_stranger_s_memory_is_seen_when_his_gpu_is_chosen(gpus: Fleet) -> None
     assert {one.role for one in bar.segments} >= {"weights", "kv", "overhead", "others"}
 
 
+@pytest.mark.parametrize("free", [TOTAL, TOTAL // 2])
+def test_more_devices_are_a_button_only_where_the_host_has_them_free(gpus: Fleet, free: int) -> None:
+    gpus.copy.revision.shape["config"]["max_position_embeddings"] = 1_000_000
+    gpus.copy.revision.save()
+    Device.objects.filter(index=1).update(memory_free=free)
+    offer = next(one for one in fit(gpus, values={"max_model_len": 300_000}).offers if "2 × NVIDIA L40S" in one.text)
+    if free < TOTAL:
+        assert (offer.sets, "Fewer are chosen, or free now" in offer.text) == ({}, True)
+    else:
+        better = fit(gpus, values={"max_model_len": 300_000, "tensor_parallel_size": 2})
+        assert offer.sets == {"arg_tensor_parallel_size": "2"}
+        assert better.plan
+        assert better.plan.fits
+
+
 def test_a_context_that_is_too_large_is_refused_at_its_field_with_one_that_fits(gpus: Fleet) -> None:
     gpus.copy.revision.shape["config"]["max_position_embeddings"] = 1_000_000
     gpus.copy.revision.save()
