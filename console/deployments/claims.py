@@ -166,11 +166,15 @@ def take_again(instance: Instance) -> None:
 
 
 def environment_of(instance: Instance) -> dict[str, str]:
-    """Variables that keep an engine on the GPUs it has claimed, by their index in PCI order, as NVML counts."""
+    """Variables that keep an engine on the GPUs it has claimed, by their index in PCI order, as NVML counts.
+
+    A part of a divided GPU goes by its uuid: to CUDA the GPU's index means its first part, whoever has claimed that.
+    """
     rows = [claim.device for claim in instance.claims.all() if claim.device.kind == "gpu"]
     if not rows and instance.spec.devices:
         rows = list(instance.host.devices.filter(uuid__in=instance.spec.devices, kind="gpu"))
-    chosen = ",".join(str(index) for index in sorted(row.index for row in rows))
+    rows.sort(key=lambda row: row.index)
+    chosen = ",".join(row.uuid if row.is_part else str(row.index) for row in rows)
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": chosen} if chosen else {}
 
 

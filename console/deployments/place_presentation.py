@@ -46,7 +46,7 @@ class Places:
 
 
 def _name(one: Verdict) -> str:
-    return one.device.removesuffix(f" #{one.index}")
+    return one.device.partition(" #")[0]
 
 
 def _size(one: Verdict) -> str:
@@ -57,17 +57,23 @@ def _size(one: Verdict) -> str:
 
 
 def _names(alike: Sequence[Verdict]) -> str:
-    """ "H100 #0", "H100 #2–5", "H100 #1, #3"."""
-    name, numbers = _name(alike[0]), sorted(one.index for one in alike)
+    """ "H100 #0", "H100 #2–5", "H100 #1, #3", "A100 MIG 10 GiB #0.3.0, #0.4.0"."""
+    name, numbers = _name(alike[0]), [one.device.partition(" #")[2] for one in alike]
     if name == alike[0].device:
         return name
+    if not all(number.isdecimal() for number in numbers):  # parts of divided GPUs: they are no row of numbers
+        return f"{name} " + ", ".join(f"#{number}" for number in sorted(numbers, key=_by_parts))
     runs: list[list[int]] = []
-    for number in numbers:
+    for number in sorted(map(int, numbers)):
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
     return f"{name} " + ", ".join(f"#{run[0]}–{run[-1]}" if len(run) > 1 else f"#{run[0]}" for run in runs)
+
+
+def _by_parts(number: str) -> list[int]:
+    return [int(part) for part in number.split(".")]
 
 
 def places(

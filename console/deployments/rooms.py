@@ -206,7 +206,7 @@ def device_room(
         promised += max(0, claim.nbytes - used)
     room = min(free - promised, memory.total - claimed)
     others = max(0, memory.total - free - used_by_ours)
-    title = row.name if row.kind == "cpu" else f"{row.name} #{row.index}"
+    title = row.name if row.kind == "cpu" else str(row)
     return DeviceRoom(row.uuid, title, row.index, memory.total, max(0, room), claimed, others, _node(row), links)
 
 

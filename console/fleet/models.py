@@ -165,6 +165,11 @@ class Device(models.Model):
         return f"{self.name} #{self.number}"
 
     @property
+    def is_part(self) -> bool:
+        """True for a part of a GPU that MIG has divided."""
+        return bool(self.details.get("mig"))
+
+    @property
     def number(self) -> str:
         """`0`, or `0.3.0` for a part of a GPU that MIG has divided; `index` is the same for all parts of one."""
         mig = self.details.get("mig")

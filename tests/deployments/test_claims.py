@@ -12,7 +12,7 @@ from console.access.models import User
 from console.catalog.models import Copy
 from console.common.errors import Refused
 from console.common.states import move
-from console.deployments import claims, observations, services
+from console.deployments import claims, observations, rooms, services
 from console.deployments.models import Claim, Deployment, Instance
 from console.fleet import intake
 from console.fleet.models import Device, Engine, Host
@@ -144,6 +144,18 @@ def test_an_engine_sees_only_the_gpu_that_it_claimed(fleet: Fleet) -> None:
     fleet.deploy()
     order = observations.order(Instance.objects.get())
     assert order.environment["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_an_engine_sees_only_the_part_of_a_divided_gpu_that_it_claimed(fleet: Fleet) -> None:
+    for part, device in enumerate(give_gpus(fleet, 5, 60), 3):
+        mig = {"parent": "GPU-0", "gpu_instance": part, "compute_instance": 0}
+        Device.objects.filter(pk=device.pk).update(index=0, uuid=f"MIG-{part}", details={"mig": mig})
+    fleet.deploy()
+    order = observations.order(Instance.objects.get())
+    # "0" would be the first part, whoever has it.
+    assert order.environment["CUDA_VISIBLE_DEVICES"] == "MIG-4"
+    site = rooms.sites_of(fleet.copy, fleet.engine, here_only=True)
+    assert [one.title for one in rooms.rooms(site)[0].devices] == ["H100 #0.3.0", "H100 #0.4.0"]
 
 
 def test_replicas_take_devices_of_their_own_and_come_up_one_after_the_other(broker: Any, fleet: Fleet) -> None:

@@ -129,5 +129,8 @@ def test_devices_that_are_alike_share_a_row_of_the_table() -> None:
         ("a", "H100 #3", "room for 40 GiB, 50 GiB each", 0),
         ("b", "", "", 0),
     ]
+    parts = [DeviceRoom(f"MIG-{part}", f"A100 #0.{part}.0", 0, 10 * GIB, 9 * GIB) for part in (11, 9)]
+    places = Places(decide(Need(20 * GIB), [host("a", *parts, chosen=True)], Rule()), "", "")
+    assert [row.device for row in places.rows] == ["A100 #0.9.0, #0.11.0"]
     processor = DeviceRoom("cpu", "AMD EPYC", 0, 80 * GIB, 60 * GIB)
     assert Places(decide(Need(GIB), [host("a", processor, chosen=True)], Rule()), "", "").rows[0].device == "AMD EPYC"

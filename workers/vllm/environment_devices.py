@@ -55,7 +55,7 @@ def _gpus(judged: Judged) -> Iterator[Line]:
 
 
 def _health(gpu: Gpu, *, alone: bool) -> Iterator[Line]:
-    name = f"GPU {gpu.index} ({gpu.name})"
+    name = f"GPU {gpu.number} ({gpu.name})"
     if gpu.ecc_uncorrected:
         fact = f"{gpu.ecc_uncorrected:,} uncorrectable memory errors since it was made"
         verdict: Verdict = "warning" if gpu.rows_pending else "ok"

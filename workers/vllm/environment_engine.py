@@ -159,7 +159,7 @@ def _taken(judged: Judged) -> Iterator[Line]:
         )
         fact = f"{gib(known)} of {gib(gpu.memory_total)} taken by others: {who}"
         fix = "Stop them, or lower --gpu-memory-utilization so that the engine asks for less than what is free."
-        yield Line("environment.taken", "warning", f"GPU {gpu.index} memory", fact, "free when an engine starts", fix)
+        yield Line("environment.taken", "warning", f"GPU {gpu.number} memory", fact, "free when an engine starts", fix)
 
 
 CHECKS: tuple[Check, ...] = (_torch, _driver, _capability, _taken, _python, _compiler)
