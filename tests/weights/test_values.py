@@ -96,3 +96,13 @@ def test_a_scale_of_zero(tmp_path):
     tensors[name] = (dtype, shape, b"\0" * 4 + data[4:])
     (tmp_path / "model.safetensors").write_bytes(build.safetensors_bytes(tensors))
     assert found(tmp_path) == [("values.scale_not_positive", "model.safetensors")]
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 value that is NaN"), (2, "2 values that are NaN")])
+def test_one_number_is_no_plural(tmp_path, count, said):
+    build.make_model(tmp_path)
+    tensors = build.tensors_of("qwen3")
+    data = struct.pack("<H", 0x7FC0) * count + struct.pack("<H", 0x3F80) * (1536 - count)
+    tensors["model.layers.1.mlp.up_proj.weight"] = ("BF16", (48, 32), data)
+    (tmp_path / "model.safetensors").write_bytes(build.safetensors_bytes(tensors))
+    assert said in verify_directory(tmp_path, read_values=True).findings[0].message

@@ -19,15 +19,19 @@ def report_values(facts: Iterable[ValueFacts], weights: Weights, findings: Findi
             continue
         name = printable(fact.name)
         if fact.not_finite:
-            text = f"{name} has {fact.not_finite:,} values that are NaN or infinite"
+            text = f"{name} has {_counted(fact.not_finite, 'value that is', 'values that are')} NaN or infinite"
             problems.setdefault(("values.not_finite", tensor.file), []).append(text)
         if fact.scale and fact.not_positive:
-            text = f"{name} has {fact.not_positive:,} scales that aren't positive"
+            text = f"{name} has {_counted(fact.not_positive, 'scale that is', 'scales that are')} zero or negative"
             problems.setdefault(("values.scale_not_positive", tensor.file), []).append(text)
         elif fact.all_zero and not _may_be_zero(fact.name):
             problems.setdefault(("values.all_zero", tensor.file), []).append(f"{name} is all zero")
     for (code, file), texts in problems.items():
         findings.add(code, file, f"{listed(texts)}.", _FIX_VALUES)
+
+
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"
 
 
 def _may_be_zero(name: str) -> bool:
