@@ -9,6 +9,7 @@ from django import forms
 from django.forms.models import ModelChoiceIterator, ModelChoiceIteratorValue
 from django.utils.translation import gettext_lazy as _
 
+from console.catalog.models import Revision
 from console.common.given import whole_number
 from console.common.spans import readable_bytes
 from console.common.states import LOOKS
@@ -34,6 +35,12 @@ class _PresentThenAbsent(ModelChoiceIterator):  # type: ignore[type-arg]
     """Copies that are there, and then those that the job would fetch first."""
 
     field: "CopyField"
+
+    def __init__(self, field: "CopyField") -> None:
+        super().__init__(field)
+        if self.queryset is not None:
+            # Not offered, but taken: who names an adapter all the same is told what to do with it.
+            self.queryset = self.queryset.exclude(revision__in=Revision.objects.adapters())
 
     def __iter__(self) -> Any:
         yield from super().__iter__()
