@@ -73,12 +73,17 @@ def deployment_add(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "POST"])
 def deployment_change(request: HttpRequest, pk: int) -> HttpResponse:
-    """The same form on a deployment: what it will do is shown first, then it becomes the next spec."""
+    """The same form on a deployment: what it will do is shown first, then it becomes the next spec.
+
+    GET takes `draft` (its key), or `copy`: other files than the deployment has now.
+    """
     deployment = find(request.user, pk, Action.DEPLOY)
     user = policies.require(request.user, Action.DEPLOY)
     if request.method == "GET":
         draft = request.GET.get("draft")
         texts = _draft_texts(draft, user) if draft else _spec_texts(deployment.current_spec)
+        if copy := request.GET.get("copy"):
+            texts.fields["copy"] = copy
         return _page(request, _unsent(texts, user, changing=deployment), changing=deployment)
     form = DeployForm(request.POST, user=user, changing=deployment, initial={"name": deployment.name})
     if form.is_valid():

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from console.access.models import Team, User
 from console.catalog.models import Copy, Model, Revision
+from console.deployments.models import Deployment
 from console.jobs.models import Job
 from tests.factories import Fleet
 
@@ -76,6 +78,24 @@ def test_damage_is_said_in_the_first_sentence_with_what_to_do(viewer: User, flee
     assert f"The copy on {fleet.host.name} is damaged: part 3 ends early" in page
     assert "Download it again." in page
     assert "one is damaged" in signed_in(viewer).get(reverse("model_list")).content.decode()
+
+
+def test_a_deployment_whose_files_are_damaged_can_serve_the_last_verified_ones_instead(
+    admin: User, fleet: Fleet
+) -> None:
+    fleet.deploy()
+    deployment = Deployment.objects.get()
+    older = Revision.objects.create(model=fleet.copy.revision.model, commit="d" * 40)
+    sound = Copy.objects.create(
+        revision=older, host=fleet.host, path="/models/older", state="verified", verified_at=timezone.now()
+    )
+    Copy.objects.filter(pk=fleet.copy.pk).update(state="damaged")
+    client = signed_in(admin)
+    instead = f"{reverse('deployment_change', args=[deployment.pk])}?copy={sound.pk}"
+    assert instead in client.get(reverse("deployment_detail", args=[deployment.pk])).content.decode()
+    form = client.get(instead).context["form"]
+    assert form["copy"].value() == str(sound.pk)
+    assert form["name"].value() == deployment.name
 
 
 def test_facts_have_units(viewer: User, fleet: Fleet) -> None:
