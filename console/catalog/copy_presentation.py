@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlencode
 
 from django.db.models import prefetch_related_objects
 from django.utils.functional import Promise
@@ -151,9 +152,22 @@ class ShownCopy:
         return self.copy.is_partial
 
     @property
+    def as_published(self) -> bool:
+        """True if its files are wrong where they come from, too: fetching them again brings the same ones."""
+        return self.copy.state in HELD_STATES and bool(self._result.get("as_published"))
+
+    @property
     def repair_first(self) -> bool:
-        """True if a repair is the next thing to do: not while nobody knows which files would be the right ones."""
-        return self.copy.state in ("damaged", "incomplete") and not self.sources_disagree
+        """True if a repair is the next thing to do: not if it would bring the same files, or nobody knows the right ones."""
+        return self.copy.state in HELD_STATES and not self.sources_disagree and not self.as_published
+
+    @property
+    def search_elsewhere(self) -> str:
+        """Query of the search for another revision or source, if that is the next thing to do; empty otherwise."""
+        model = self.copy.revision.model
+        if not self.as_published or not model.repository or self.job is not None:
+            return ""
+        return urlencode(({"source": model.origin_id} if model.origin_id else {}) | {"q": model.repository})
 
     @property
     def verifiable(self) -> bool:
@@ -270,6 +284,13 @@ def fallback_for(copy: Copy) -> Copy | None:
 
 def truth(shown: ShownCopy, unallowed: Sequence[str] = ()) -> str:
     """The truth about a copy in a sentence or two. `unallowed`: code that it brings and that no admin has allowed."""
+    text = _truth(shown, unallowed)
+    if shown.as_published:
+        text += " " + _("They came like that, so fetching them again from there changes nothing.")
+    return text
+
+
+def _truth(shown: ShownCopy, unallowed: Sequence[str]) -> str:
     copy = shown.copy
     if copy.state == "damaged":
         if shown.sources_disagree:

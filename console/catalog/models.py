@@ -1,6 +1,6 @@
 """Models, where they come from, their revisions and files, the copies of them on hosts, and what admins allowed."""
 
-from typing import Any
+from typing import Any, Self
 
 from django.db import models
 from django.utils import timezone
@@ -23,6 +23,10 @@ COPY_STATES = StateTable(
 
 LOCAL_COMMIT = "local"
 """Commit of a revision whose files have no published state: a directory that lay on a host already."""
+
+
+ADAPTER = "adapter"
+"""Kind of a revision, among its facts, whose files are a LoRA adapter."""
 
 
 class Source(Owned):
@@ -84,6 +88,14 @@ class Model(Owned):
         return self.name
 
 
+class RevisionRows(models.QuerySet["Revision"]):
+    """Reads about revisions."""
+
+    def adapters(self) -> Self:
+        """LoRA adapters, as a verification saw them: see `Revision.is_adapter`."""
+        return self.filter(facts__kind=ADAPTER)
+
+
 class Revision(models.Model):
     """One pinned state of a model's files: a commit, or for a directory the digest of its manifest."""
 
@@ -100,6 +112,8 @@ class Revision(models.Model):
     size_bytes = models.BigIntegerField(default=0)
     created_at = models.DateTimeField(default=timezone.now)
 
+    objects = RevisionRows.as_manager()
+
     class Meta:
         ordering = ["model", "-created_at"]
         constraints = [models.UniqueConstraint(fields=["model", "commit"], name="one_revision_per_commit")]
@@ -115,7 +129,7 @@ class Revision(models.Model):
     @property
     def is_adapter(self) -> bool:
         """True if its files are a LoRA adapter, as a verification saw them: no engine serves one by itself."""
-        return isinstance(self.facts, dict) and self.facts.get("kind") == "adapter"
+        return isinstance(self.facts, dict) and self.facts.get("kind") == ADAPTER
 
 
 class File(models.Model):

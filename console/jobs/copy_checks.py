@@ -1,6 +1,6 @@
 """What a verification is told and what comes of it: the manifest, the sources' checksums, and what an admin allowed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from django.db import transaction
@@ -129,15 +129,24 @@ def _store_facts(copy: Copy, details: Mapping[str, Any], files: list[Mapping[str
     revision.save(update_fields=["size_bytes", "facts", "architecture"])
 
 
-def store_damage(copy: Copy, failure: Mapping[str, Any], *, job: int | None = None) -> None:
-    """Note that a copy failed its verification. The manifest of the last sound one stays, to compare with."""
+def store_damage(copy: Copy, failure: Mapping[str, Any], *, job: int | None = None, fetched: bool = False) -> None:
+    """Note that a copy failed its verification. The manifest of the last sound one stays, to compare with.
+
+    `fetched`: the same job had just fetched the files from where they come from.
+    """
     code = str(failure.get("code", ""))
     if code.split(".")[0] in ("step", "host"):
         return  # the host could not look: that says nothing about the files
     if code == HELD_CODE and copy.state == "verified":
         return  # nothing is wrong with the files, and what was found stands with the last verification
     evidence = [entry for entry in failure.get("evidence") or [] if isinstance(entry, Mapping) and entry.get("code")]
-    copy.verification = {"failure": dict(failure), "findings": [dict(entry) for entry in evidence], "job": job}
+    before = copy.verification if isinstance(copy.verification, Mapping) else {}
+    copy.verification = {
+        "failure": dict(failure),
+        "findings": [dict(entry) for entry in evidence],
+        "job": job,
+        "as_published": (fetched or bool(before.get("as_published"))) and _as_published(evidence, before),
+    }
     with transaction.atomic():
         copy.save(update_fields=["verification"])
         if code != HELD_CODE:
@@ -149,6 +158,27 @@ def store_damage(copy: Copy, failure: Mapping[str, Any], *, job: int | None = No
 def _tell_judgement(copy: Copy) -> None:
     for callback in _on_judgement:
         callback(copy)
+
+
+def store_wrong_source(copy: Copy, failure: Mapping[str, Any], *, job: int) -> None:
+    """Note that a download ended because wrong bytes came, more than once. What was found before stays."""
+    before = copy.verification if isinstance(copy.verification, Mapping) else {}
+    copy.verification = {
+        "findings": before.get("findings") or [], "failure": dict(failure), "job": job, "as_published": True,
+    }  # fmt: skip
+    copy.save(update_fields=["verification"])
+
+
+def _as_published(findings: Iterable[Mapping[str, Any]], before: Mapping[str, Any]) -> bool:
+    """True if fetching the files once more would bring the same ones: what is wrong with them came along.
+
+    A checksum that is wrong may be the disk's doing, unless it was the same wrong one before.
+    """
+    told = {str(entry.get("message")) for entry in before.get("findings") or [] if isinstance(entry, Mapping)}
+    errors = [entry for entry in findings if entry.get("severity") == "error"]
+    return bool(errors) and all(
+        entry.get("code") != "checksum.mismatch" or str(entry.get("message")) in told for entry in errors
+    )
 
 
 def refuse_busy(copy: Copy) -> None:

@@ -24,6 +24,7 @@ from console.jobs.copy_checks import (
     refuse_busy,
     store_damage,
     store_verification,
+    store_wrong_source,
     trim_result,
     verify_payload,
     verify_step,
@@ -38,6 +39,8 @@ from workers.weights.hub_types import RepositoryFacts
 DOWNLOAD_SECONDS = 7 * 24 * 3600
 """A download is slow, not stuck: the step itself fails when the source gives nothing for an hour."""
 DELETE_SECONDS = 3600
+WRONG_BYTES = "hub.checksum_mismatch"
+"""Code with which a download ends when its source sent a file twice, and twice not as its listing says."""
 NOTHING_REMOVED = ("path.outside", "path.not_a_copy", "copy.in_use")
 """Codes with which a host refuses a deletion before it touches a file."""
 
@@ -356,9 +359,12 @@ class FetchHandler(JobHandler):
     def job_failed(self, job: Job, step: Step) -> None:
         """Parts stay for a retry; a copy that failed its verification is damaged."""
         if step.kind == StepKind.VERIFY:
-            store_damage(copy_of(job), step.failure or {}, job=job.pk)
+            store_damage(copy_of(job), step.failure or {}, job=job.pk, fetched=True)
         else:
-            self._stop_half_way(job, (step.failure or {}).get("message", ""))
+            failure = step.failure or {}
+            if failure.get("code") == WRONG_BYTES:
+                store_wrong_source(copy_of(job), failure, job=job.pk)
+            self._stop_half_way(job, failure.get("message", ""))
 
     def job_cancelled(self, job: Job) -> None:
         """Parts stay for the next try."""

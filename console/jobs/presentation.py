@@ -161,6 +161,11 @@ class Remedy:
         held = self.held
         return held.copy if held and held.can_repair and held.repair_first and not held.job else None
 
+    @property
+    def search_elsewhere(self) -> str:
+        """Query of the search for other files, if these are wrong where they come from, too; empty otherwise."""
+        return self.held.search_elsewhere if self.held else ""
+
 
 def remedy(job: Job, steps: list[Step]) -> Remedy:
     """What helps a failed job whose step about a model's files failed; nothing if that is not why it failed."""
@@ -174,9 +179,10 @@ def remedy(job: Job, steps: list[Step]) -> Remedy:
         copy = rows.filter(host=failed.host_id, path=failed.payload.get("model_path", "")).first()
     if copy is None:
         return Remedy()
-    # A download that failed goes on by a retry; only wrong files stay wrong however often they are read.
-    held = copy.state in HELD_STATES and failed.kind == StepKind.VERIFY
-    return Remedy(shown_copies([copy])[0] if held else None, fallback_for(copy))
+    # A download that failed goes on by a retry; only wrong files stay wrong however often they are read, or come.
+    shown = shown_copies([copy])[0]
+    held = copy.state in HELD_STATES and (failed.kind == StepKind.VERIFY or shown.as_published)
+    return Remedy(shown if held else None, fallback_for(copy))
 
 
 def log_url(job: Job, steps: list[Step]) -> str:

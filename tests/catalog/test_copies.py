@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from console.access.models import AuditEntry, Team, User
 from console.catalog import consents
@@ -13,8 +14,10 @@ from console.catalog.models import Consent, Copy, File, Model, Revision, Source
 from console.common.errors import Refused
 from console.common.secrets import encrypt
 from console.deployments import services as deployments
+from console.deployments.forms import DeployForm
 from console.deployments.models import Deployment
-from console.jobs import copy_jobs, dispatch, host_jobs
+from console.fleet.models import Host
+from console.jobs import copy_fetching, copy_jobs, dispatch, host_jobs
 from console.jobs import services as jobs
 from console.jobs.copy_checks import bad_files, store_damage, store_verification, verify_payload
 from console.jobs.kinds import handler_of
@@ -311,6 +314,54 @@ class TestDownloads:
             fetched.refresh_from_db()
             assert fetched.state == "incomplete"
 
+    def test_a_source_that_has_wrong_files_is_not_asked_for_them_again(self, operator: User, fetched: Copy) -> None:
+        sound = Copy.objects.create(revision=fetched.revision, host=fetched.host, path="/hub/other", state="verified")
+        Copy.objects.filter(pk=sound.pk).update(verified_at=timezone.now())
+        job = self.fetch(fetched, operator)
+        assert shown_copies([Copy.objects.get(pk=fetched.pk)])[0].as_published is False
+        download = job.steps.first()
+        assert download
+        wrong = Failure(code="hub.checksum_mismatch", message="the source sends other bytes")
+        finish(download, "failed", failure=wrong)
+        fetched.refresh_from_db()
+        shown = shown_copies([fetched])[0]
+        assert (fetched.state, shown.as_published, shown.repair_first) == ("incomplete", True, False)
+        assert bad_files(fetched) == ["model.safetensors"]
+        search = f"{reverse('model_add')}?source="
+        repair = reverse("copy_repair", args=[fetched.pk])
+        for name, pk in (("copy_detail", fetched.pk), ("job_detail", job.pk)):
+            page = signed_in(operator).get(reverse(name, args=[pk])).content.decode()
+            assert "can serve meanwhile" in page
+            assert f'btn-primary" href="{repair}"' not in page
+            assert search not in page  # operators add no models
+        Copy.objects.filter(pk=sound.pk).delete()
+
+    def test_files_that_are_wrong_as_they_were_published_lead_elsewhere(self, admin: User, fetched: Copy) -> None:
+        job = self.fetch(fetched, admin)
+        download, verify = job.steps.all()
+        finish(download, result={"model_path": "/hub/q", "size_bytes": 20, "fetched_bytes": 10})
+        bad = failure("weights.truncated", finding("weights.truncated"))
+        finish(verify, "failed", failure=Failure.model_validate(bad))
+        fetched.refresh_from_db()
+        assert shown_copies([fetched])[0].as_published
+        query = f"source={fetched.revision.model.origin_id}&amp;q=Qwen%2FQwen3-0.6B"
+        search = f'btn-primary" href="{reverse("model_add")}?{query}"'
+        for name, pk in (("copy_detail", fetched.pk), ("job_detail", job.pk)):
+            page = signed_in(admin).get(reverse(name, args=[pk])).content.decode()
+            assert search in page
+        assert "fetching them again from there changes nothing" in (
+            signed_in(admin).get(reverse("copy_detail", args=[fetched.pk])).content.decode()
+        )
+
+    def test_a_checksum_is_fetched_again_until_it_comes_as_wrong_as_before(self, admin: User, fetched: Copy) -> None:
+        bad = failure("checksum.mismatch", finding("checksum.mismatch"))
+        store_damage(fetched, bad, fetched=True)
+        assert shown_copies([fetched])[0].repair_first
+        store_damage(fetched, bad, fetched=True)
+        assert not shown_copies([fetched])[0].repair_first
+        store_damage(fetched, bad)  # read again, without a repair before it
+        assert shown_copies([fetched])[0].as_published
+
     def test_a_token_never_goes_to_an_address_that_the_source_has_no_more(
         self, operator: User, source: Source, fetched: Copy
     ) -> None:
@@ -388,6 +439,11 @@ def test_an_adapter_is_not_offered_for_a_launch_and_refused(admin: User, fleet: 
     )
     with pytest.raises(Refused, match="--lora-modules"):
         fleet.deploy()
+    form = DeployForm(user=admin)
+    assert fleet.copy.pk not in [getattr(value, "value", value) for value, _label in form.fields["copy"].choices]
+    other = Fleet.make()
+    offered = copy_fetching.offered(admin, Host.objects.filter(pk=other.host.pk))
+    assert fleet.copy.revision not in [one.copy.revision for one in offered]
 
 
 class TestConsent:
