@@ -26,7 +26,8 @@ _FETCHED = "/models--"
 """Part of the path of files that were fetched: they lie in a hub cache."""
 _TELLING_SECONDS = 0.1
 """A shorter time would read "0.0 s"."""
-_LIVE_STEPS = ("queued", "running", "cancelling", "interrupted")
+_LIVE = ("queued", "running", "cancelling", "interrupted")
+"""States of steps that go on or will, if their job's is one, too: one that failed leaves steps queued, for a retry."""
 _SEVERITIES: dict[str, tuple[str | Promise, str, str]] = {
     "error": (gettext_lazy("Errors"), "alert-circle", "red"),
     "warning": (gettext_lazy("Warnings"), "alert-triangle", "amber"),
@@ -253,11 +254,12 @@ def _running(copies: Sequence[Copy]) -> dict[int, RunningJob]:
     """Jobs that work on copies now. Read through the hosts' steps, because the ledger lies above the catalogue."""
     pks = [copy.pk for copy in copies]
     hosts = Host.objects.order_by("-steps__position")
+    live = {"steps__state__in": _LIVE, "steps__job__state__in": _LIVE}
     shown = ("steps__job_id", "steps__job__title", "steps__progress", "steps__state")
     # One filter each: of several, each would look for a step of its own.
-    own = hosts.filter(steps__state__in=_LIVE_STEPS, steps__job__subject_kind="copy", steps__job__subject_id__in=pks)
+    own = hosts.filter(**live, steps__job__subject_kind="copy", steps__job__subject_id__in=pks)
     # A deploy that fetches the files on its way is about its deployment.
-    fetching = hosts.filter(steps__state__in=_LIVE_STEPS, steps__kind__in=_FETCHING, steps__job__payload__fetch__in=pks)
+    fetching = hosts.filter(**live, steps__kind__in=_FETCHING, steps__job__payload__fetch__in=pks)
     found: dict[int, RunningJob] = {}
     for rows in (
         own.values_list("steps__job__subject_id", *shown),
@@ -286,7 +288,7 @@ def truth(shown: ShownCopy, unallowed: Sequence[str] = ()) -> str:
     """The truth about a copy in a sentence or two. `unallowed`: code that it brings and that no admin has allowed."""
     text = _truth(shown, unallowed)
     if shown.as_published:
-        text += " " + _("They came like that, so fetching them again from there changes nothing.")
+        text += " " + _("Its files came like that, so fetching them again from there changes nothing.")
     return text
 
 
@@ -299,6 +301,8 @@ def _truth(shown: ShownCopy, unallowed: Sequence[str]) -> str:
         return _("Damaged: %(reason)s") % {"reason": reason}
     if shown.partial:
         reason = copy.state_reason.rstrip(".") or _("a job stopped half-way")
+        if shown.as_published:
+            return _("Not complete: %(reason)s.") % {"reason": reason}
         return _("Not complete: %(reason)s. What has come is kept, and a download goes on from there.") % {
             "reason": reason
         }

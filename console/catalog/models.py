@@ -1,6 +1,6 @@
 """Models, where they come from, their revisions and files, the copies of them on hosts, and what admins allowed."""
 
-from typing import Any, Self
+from typing import Any
 
 from django.db import models
 from django.utils import timezone
@@ -23,8 +23,6 @@ COPY_STATES = StateTable(
 
 LOCAL_COMMIT = "local"
 """Commit of a revision whose files have no published state: a directory that lay on a host already."""
-
-
 ADAPTER = "adapter"
 """Kind of a revision, among its facts, whose files are a LoRA adapter."""
 
@@ -91,7 +89,7 @@ class Model(Owned):
 class RevisionRows(models.QuerySet["Revision"]):
     """Reads about revisions."""
 
-    def adapters(self) -> Self:
+    def adapters(self) -> "RevisionRows":
         """LoRA adapters, as a verification saw them: see `Revision.is_adapter`."""
         return self.filter(facts__kind=ADAPTER)
 

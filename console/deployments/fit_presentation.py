@@ -69,11 +69,15 @@ def verdict(fit: Fit) -> dict[str, str]:
     return {"colour": "green", "icon": "circle-check", "word": _("fits"), "text": _fits_text(plan)}
 
 
+_MANY = 100
+"""From here on nobody reads tenths of a request."""
+
+
 def _fits_text(plan: Plan) -> str:
     if plan.max_concurrency is None:
         return _("An encoder: it keeps no KV cache, so only its weights count.")
     return _("%(concurrency)s requests of %(context)s tokens at once; %(tokens)s tokens of KV cache.") % {
-        "concurrency": f"{plan.max_concurrency:,.1f}",
+        "concurrency": f"{plan.max_concurrency:,.{0 if plan.max_concurrency >= _MANY else 1}f}",
         "context": f"{plan.max_model_len:,}",
         "tokens": f"{plan.kv_cache_tokens or 0:,}",
     }

@@ -32,7 +32,8 @@ from console.fleet.models import Engine, Host
 from console.fleet.upkeep_views import ask
 
 PAGE_SIZE = 50
-LIVE_STEPS = ("queued", "running", "cancelling", "interrupted")
+LIVE = ("queued", "running", "cancelling", "interrupted")
+"""States of steps that go on or will, if their job's is one, too: one that failed leaves steps queued, for a retry."""
 
 
 @require_GET
@@ -83,7 +84,7 @@ def host_detail(request: HttpRequest, pk: int) -> HttpResponse:
         **device_presentation.shown(host, facts, names),
         "instances": instances,
         "copies": host.copies.exclude(state="removed").select_related("revision__model")[:100],
-        "steps": host.steps.filter(state__in=LIVE_STEPS).select_related("job").order_by("pk")[:20],
+        "steps": host.steps.filter(state__in=LIVE, job__state__in=LIVE).select_related("job").order_by("pk")[:20],
     }
     return render(request, "fleet/host.html", context)
 

@@ -326,6 +326,11 @@ class TestDownloads:
         fetched.refresh_from_db()
         shown = shown_copies([fetched])[0]
         assert (fetched.state, shown.as_published, shown.repair_first) == ("incomplete", True, False)
+        assert shown.job is None  # the verification that was never reached is still queued, for a retry
+        assert (
+            "Running now"
+            not in signed_in(operator).get(reverse("host_detail", args=[fetched.host_id])).content.decode()
+        )
         assert bad_files(fetched) == ["model.safetensors"]
         search = f"{reverse('model_add')}?source="
         repair = reverse("copy_repair", args=[fetched.pk])

@@ -147,7 +147,7 @@ def test_an_engine_sees_only_the_gpu_that_it_claimed(fleet: Fleet) -> None:
 
 
 def test_an_engine_sees_only_the_part_of_a_divided_gpu_that_it_claimed(fleet: Fleet) -> None:
-    for part, device in enumerate(give_gpus(fleet, 5, 60), 3):
+    for part, device in enumerate(give_gpus(fleet, 5, 79), 3):
         mig = {"parent": "GPU-0", "gpu_instance": part, "compute_instance": 0}
         Device.objects.filter(pk=device.pk).update(index=0, uuid=f"MIG-{part}", details={"mig": mig})
     fleet.deploy()
