@@ -86,14 +86,6 @@ class Model(Owned):
         return self.name
 
 
-class RevisionRows(models.QuerySet["Revision"]):
-    """Reads about revisions."""
-
-    def adapters(self) -> "RevisionRows":
-        """LoRA adapters, as a verification saw them: see `Revision.is_adapter`."""
-        return self.filter(facts__kind=ADAPTER)
-
-
 class Revision(models.Model):
     """One pinned state of a model's files: a commit, or for a directory the digest of its manifest."""
 
@@ -110,8 +102,6 @@ class Revision(models.Model):
     size_bytes = models.BigIntegerField(default=0)
     created_at = models.DateTimeField(default=timezone.now)
 
-    objects = RevisionRows.as_manager()
-
     class Meta:
         ordering = ["model", "-created_at"]
         constraints = [models.UniqueConstraint(fields=["model", "commit"], name="one_revision_per_commit")]
@@ -123,6 +113,11 @@ class Revision(models.Model):
     def is_pinned(self) -> bool:
         """True for a commit of a source: its files can't rightly change any more."""
         return self.commit != LOCAL_COMMIT
+
+    @classmethod
+    def adapters(cls) -> "models.QuerySet[Revision]":
+        """All LoRA adapters: see `is_adapter`."""
+        return cls.objects.filter(facts__kind=ADAPTER)
 
     @property
     def is_adapter(self) -> bool:
