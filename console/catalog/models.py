@@ -115,7 +115,7 @@ class Revision(models.Model):
         return self.commit != LOCAL_COMMIT
 
     @classmethod
-    def adapters(cls) -> "models.QuerySet[Revision]":
+    def of_adapters(cls) -> "models.QuerySet[Revision]":
         """All LoRA adapters: see `is_adapter`."""
         return cls.objects.filter(facts__kind=ADAPTER)
 

@@ -40,7 +40,7 @@ class _PresentThenAbsent(ModelChoiceIterator):  # type: ignore[type-arg]
         super().__init__(field)
         if self.queryset is not None:
             # Not offered, but taken: who names an adapter all the same is told what to do with it.
-            self.queryset = self.queryset.exclude(revision__in=Revision.adapters())
+            self.queryset = self.queryset.exclude(revision__in=Revision.of_adapters())
 
     def __iter__(self) -> Any:
         yield from super().__iter__()

@@ -73,7 +73,7 @@ def offered(user: User, hosts: QuerySet[Host]) -> list[Absent]:
 
 
 def _revisions(user: User) -> Iterator[Revision]:
-    adapters = Revision.adapters()
+    adapters = Revision.of_adapters()
     rows = Revision.objects.select_related("model__origin").exclude(pk__in=adapters).order_by("-created_at", "-pk")
     yield from policies.visible(user, rows, team_path="model__team")
 
