@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from django import forms
 from django.utils.translation import gettext as _
@@ -107,7 +108,8 @@ def _health_text(name: str, field: forms.Field, text: str) -> str:
     if isinstance(field, forms.BooleanField):
         return _("yes") if text else _("no")
     if isinstance(field, forms.ChoiceField):
-        return str(dict(field.choices).get(text, text))
+        titles: Any = field.choices
+        return str(dict(titles).get(text, text))
     return text or ("" if name in EXAMPLES else str(field.widget.attrs.get("placeholder", "")))
 
 
