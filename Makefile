@@ -8,9 +8,8 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
-# Three processes (many tests wait for processes of their own), a file's tests in one of them, the longest files first;
-# the tests of the one real engine and its console run alone.
-SHARED := -n 3 --dist loadfile --no-loadscope-reorder
+# Two processes, a file's tests in one of them, the longest files first; the tests of the one real engine run alone.
+SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 # What touches the database runs a second time, on PostgreSQL; `make test` leaves out the pages, which ask it nothing of their own.
 LEDGER_TESTS := $(addprefix tests/, access alerts benchmarks catalog common deployments fleet jobs oncall rollouts studies telemetry) \
   $(addprefix tests/gateway/test_, controller.py keys.py requests.py routes.py) \

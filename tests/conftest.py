@@ -15,7 +15,7 @@ from django.contrib.auth import get_user_model
 from console.access.models import DEFAULT_TEAM_ID, Role, Team, User
 from tests import factories
 
-# The files whose tests start whole processes and wait for them, the longest first: when two or three test processes share the
+# The files whose tests start whole processes and wait for them, the longest first: when test processes share the
 # files, one of these must not be what the last of them is left with.
 LONGEST = (
     "tests/operations/test_up.py",
