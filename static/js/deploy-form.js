@@ -114,22 +114,29 @@ function drawSliders() {
   sliders.querySelector("[data-slide-wanted-shown]").textContent = shown(atOnce < 10 ? Math.round(10 * atOnce) / 10 : Math.round(atOnce));
 }
 
-// Errors stand at their field while it is typed, too. What the server drew there is out of date once something was typed.
+// Errors stand at their field while it is typed, too. What the server drew there is out of date once its field was touched, or judged anew. Only
+// then: what a service refused (code that no admin allowed, a port that is taken) the check of what is typed does not say again.
 let wrong = new Set();
-const hasText = (row) => [...row.querySelectorAll("input,select,textarea")].some((one) => (isBox(one) ? one.checked : one.value));
+const touched = new WeakSet();
+const rowOf = (one) => one?.closest("[data-arg],.row-field");
+const fieldOf = (said) => { const found = form().elements[said.dataset.at]; return found instanceof RadioNodeList ? found[0] : found; };
+const touch = (event) => { const row = rowOf(event.target); if (row) touched.add(row); };
+place.addEventListener("input", touch);
+place.addEventListener("change", touch);
 function placeErrors() {
+  const all = [...document.getElementById("field-errors").children];
+  const judged = new Set(all.map((said) => rowOf(fieldOf(said))));
   for (const error of form().querySelectorAll(".field-error:not([data-json-error])")) {
-    const row = error.closest("[data-arg],.row-field");
-    if (!row || !("typed" in error.dataset || hasText(row))) continue;
+    const row = rowOf(error);
+    if (!row || !("typed" in error.dataset || touched.has(row) || judged.has(row))) continue;
     error.remove();
     for (const one of row.querySelectorAll(".is-invalid")) { one.classList.remove("is-invalid"); one.removeAttribute("aria-invalid"); }
   }
   const before = wrong;
   wrong = new Set();
-  for (const said of document.getElementById("field-errors").children) {
-    const found = form().elements[said.dataset.at];
-    const field = found instanceof RadioNodeList ? found[0] : found;
-    const row = field?.closest("[data-arg],.row-field");
+  for (const said of all) {
+    const field = fieldOf(said);
+    const row = rowOf(field);
     if (!row || row.querySelector("[data-json-error]:not([hidden])")) continue;
     const error = said.cloneNode(true);
     error.dataset.typed = "";
