@@ -57,7 +57,10 @@ def check_architecture(config: Mapping[str, Any], supported: Iterable[str] | Non
     if isinstance(auto_map, dict) and auto_map:
         places = sorted({str(place).partition("--")[2] or str(place) for place in auto_map.values()})
         message = f"The model brings its own code ({listed(places)})."
-        fix = "An admin must read that code and allow it; it is then started with --trust-remote-code."
+        fix = (
+            "An admin must read that code and allow it. An engine that doesn't know the architecture itself needs "
+            "--trust-remote-code, too."
+        )
         findings.add("code.remote_required", "config.json", message, fix)
 
 
@@ -66,7 +69,10 @@ def check_tokenizer_code(tokenizer_config: Any, findings: Findings) -> None:
     auto_map = tokenizer_config.get("auto_map") if isinstance(tokenizer_config, dict) else None
     if isinstance(auto_map, dict) and auto_map:
         message = "The tokenizer brings its own code."
-        fix = "An admin must read that code and allow it; it is then started with --trust-remote-code."
+        fix = (
+            "An admin must read that code and allow it. An engine that can't read the tokenizer without it needs "
+            "--trust-remote-code, too."
+        )
         findings.add("code.remote_required", "tokenizer_config.json", message, fix)
 
 
