@@ -12,6 +12,12 @@ function coloured(value, colours) {
   return typeof value === "string" ? colours[value] ?? value : value;
 }
 
+// A long name loses its middle where the chart is narrow: both of its ends tell models apart, and Plotly would cut off the beginning.
+function shortened(name, most) {
+  const tail = Math.floor(most / 2);
+  return name.length <= most ? name : `${name.slice(0, most - tail - 1)}…${name.slice(-tail)}`;
+}
+
 function draw(place) {
   const source = document.getElementById(place.dataset.chart);
   if (!source || !window.Plotly) return;
@@ -36,6 +42,11 @@ function draw(place) {
     xaxis: { ...axis, ...figure.layout.xaxis },
     yaxis: { ...axis, ...figure.layout.yaxis },
   };
+  const bars = data.find((trace) => trace.orientation === "h" && trace.y);
+  if (bars) {
+    const most = Math.max(12, Math.floor(place.clientWidth / 14));
+    Object.assign(layout.yaxis, { tickmode: "array", tickvals: bars.y, ticktext: bars.y.map((name) => shortened(String(name), most)) });
+  }
   window.Plotly.react(place, data, layout, { displayModeBar: false, responsive: true });
 }
 
