@@ -32,6 +32,8 @@ from console.fleet.models import Engine, Host
 from console.fleet.upkeep_views import ask
 
 PAGE_SIZE = 50
+MOST_COPIES = 8
+"""Copies that the host's page names; those of forty models would push its agent out of sight, and have a page of their own."""
 LIVE = ("queued", "running", "cancelling", "interrupted")
 """States of steps that go on or will, if their job's is one, too: one that failed leaves steps queued, for a retry."""
 
@@ -65,6 +67,7 @@ def host_detail(request: HttpRequest, pk: int) -> HttpResponse:
     instances = list(host.instances.exclude(state="stopped").select_related("deployment", "host", "spec__engine")[:100])
     crashed = sum(one.state == "crashed" for one in instances)
     count, ready = host_rows.instance_counts([host.pk])[host.pk]
+    copies = host.copies.exclude(state="removed")
     facts = environment.facts_of_host(host)
     names = {
         str(one.uuid): (f"{one.deployment.name} #{one.number}", reverse("instance_detail", args=[one.pk]))
@@ -83,7 +86,8 @@ def host_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "xid_problem": facts.xid.problem if facts else "",
         **device_presentation.shown(host, facts, names),
         "instances": instances,
-        "copies": host.copies.exclude(state="removed").select_related("revision__model")[:100],
+        "copies": copies.select_related("revision__model")[:MOST_COPIES],
+        "more_copies": max(0, copies.count() - MOST_COPIES),
         "steps": host.steps.filter(state__in=LIVE, job__state__in=LIVE).select_related("job").order_by("pk")[:20],
     }
     return render(request, "fleet/host.html", context)

@@ -12,8 +12,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from console.access.models import AuditEntry, Team, User
+from console.catalog.models import Copy
 from console.fleet import services
 from console.fleet.models import Engine, Host
+from console.fleet.views import MOST_COPIES
 from console.jobs.models import Job
 from tests.factories import Fleet
 from workers.cli import main
@@ -222,3 +224,11 @@ def test_a_version_is_a_version(admin: User, fleet: Fleet, version: str) -> None
 def test_without_a_host_the_form_offers_to_add_one(admin: User) -> None:
     page = signed_in(admin).get(reverse("engine_install")).content.decode()
     assert reverse("host_add") in page
+
+
+def test_the_page_of_a_host_with_many_copies_names_a_few_and_leads_to_the_rest(fleet: Fleet, viewer: User) -> None:
+    for number in range(MOST_COPIES + 2):
+        Copy.objects.create(revision=fleet.copy.revision, host=fleet.host, path=f"/srv/{number}")
+    page = signed_in(viewer).get(reverse("host_detail", args=[fleet.host.pk])).content.decode()
+    assert page.count('href="/copies/') == MOST_COPIES
+    assert f'<a href="{reverse("host_copies", args=[fleet.host.pk])}">3 more</a>' in page
