@@ -1,5 +1,6 @@
 """Fixtures that every part of the tests may use."""
 
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ from django.contrib.auth import get_user_model
 
 from console.access.models import DEFAULT_TEAM_ID, Role, Team, User
 from tests import factories
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that runs the tests in the background lets them ignore it, and with them every program that they interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The files whose tests start whole processes and wait for them, the longest first: when test processes share the
 # files, one of these must not be what the last of them is left with.

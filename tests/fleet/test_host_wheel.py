@@ -16,8 +16,8 @@ from console import env
 from console.fleet import host_wheel
 
 ROOT = Path(str(workers.__file__)).parent
-ENGINES_OWN = {"torch", "transformers", "vllm"}
-"""What scripts import that run in an engine's environment, not in the agent's."""
+ENGINES_OWN = {"datasets", "llmcompressor", "torch", "transformers", "vllm"}
+"""What scripts import that run in an engine's or llm-compressor's environment, not in the agent's."""
 
 
 def imported() -> set[str]:

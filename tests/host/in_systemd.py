@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.host.conftest import Broker, Console, HostUnderTest, make_host, wait_for
-from tests.host.test_driver_contract import Driven, lone_host  # noqa: F401 - a fixture
+from tests.host.test_driver_contract import Driven
 from workers.host_config import HostConfig
 
 AGENT_UNIT = "slipway-agent-test"
@@ -26,7 +26,7 @@ def shown(unit: str, name: str) -> str:
     return subprocess.check_output(["systemctl", "show", "--value", "-p", name, unit], text=True).strip()
 
 
-def test_an_escaped_process_of_the_engine_ends_with_its_instance(lone_host: HostUnderTest) -> None:  # noqa: F811
+def test_an_escaped_process_of_the_engine_ends_with_its_instance(lone_host: HostUnderTest) -> None:
     """Another session, another parent, no mark, no file of ours open: only the cgroup still knows whose it is."""
     driven = Driven(lone_host)
     state = driven.start()
@@ -41,7 +41,7 @@ def test_an_escaped_process_of_the_engine_ends_with_its_instance(lone_host: Host
     wait_for(lambda: not units(f"slipway-{driven.order.instance}-*"), 10, what="its units are gone")
 
 
-def test_no_secret_is_in_a_unit_s_properties(lone_host: HostUnderTest) -> None:  # noqa: F811
+def test_no_secret_is_in_a_unit_s_properties(lone_host: HostUnderTest) -> None:
     driven = Driven(lone_host)
     driven.start()
     (unit,) = units(f"slipway-{driven.order.instance}-*")
@@ -51,7 +51,7 @@ def test_no_secret_is_in_a_unit_s_properties(lone_host: HostUnderTest) -> None: 
     assert not (driven.files.directory / "environment").exists()
 
 
-def test_a_stop_of_the_unit_by_an_admin_stops_the_engine_in_order(lone_host: HostUnderTest) -> None:  # noqa: F811
+def test_a_stop_of_the_unit_by_an_admin_stops_the_engine_in_order(lone_host: HostUnderTest) -> None:
     driven = Driven(lone_host)
     driven.start()
     family = driven.family()

@@ -287,10 +287,11 @@ def test_a_job_that_failed_by_its_files_offers_the_copy_that_was_verified_last(
     Step.objects.filter(job=job, position__lt=verify.position).update(state="succeeded")
     damage = {"code": "checksum.mismatch", "severity": "error", "file": "model.safetensors", "message": "wrong"}
     finish(verify, "failed", failure=Failure(code="checksum.mismatch", message="wrong", evidence=[damage]))
-    link = f'{reverse("deployment_add")}?copy={giver.pk}"'
+    link = f'{reverse("deployment_change", args=[job.subject_id])}?copy={giver.pk}"'
     pages = [reverse("job_detail", args=[job.pk]), reverse("deployment_detail", args=[job.subject_id])]
     client.force_login(admin)
-    assert all(link in client.get(page).content.decode() for page in pages)
+    for page in pages:
+        assert link in client.get(page).content.decode(), page
     client.force_login(viewer)
     for page in pages:
         shown = client.get(page).content.decode()
