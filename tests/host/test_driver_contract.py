@@ -281,7 +281,12 @@ def _exists(pid: int) -> bool:
 
 
 def _named(pids: list[int], title: str) -> int:
-    return next(pid for pid in pids if title.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
+    """The process of that title, which it gives itself a moment after it is there."""
+
+    def found() -> int | None:
+        return next((pid for pid in pids if title.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()), None)
+
+    return wait_for(found, what=title)  # type: ignore[no-any-return]
 
 
 def test_a_new_start_right_after_a_stop_waits_for_the_old_shim_to_be_gone(lone_host: HostUnderTest) -> None:
