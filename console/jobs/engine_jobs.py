@@ -97,7 +97,7 @@ def _first(idempotency_key: str | None) -> Job | None:
 
 def _install_payload(wish: EngineWish, *, replace: bool = False) -> InstallEnginePayload:
     if wish.wheel_directory:
-        _check_path(wish.wheel_directory, field="wheel_directory")
+        check_path(wish.wheel_directory, field="wheel_directory")
     try:
         return InstallEnginePayload.model_validate(
             {
@@ -129,7 +129,8 @@ def _check_indexes(urls: Iterable[str]) -> None:
             )
 
 
-def _check_path(path: str, *, field: str) -> None:
+def check_path(path: str, *, field: str) -> None:
+    """Raise Refused unless a path is absolute and leads nowhere up."""
     pure = PurePosixPath(path)
     if not pure.is_absolute() or ".." in pure.parts:
         raise Refused(_("Give an absolute path on the host, without “..”."), field=field)
@@ -139,7 +140,7 @@ def adopt(host: Host, *, path: str, actor: User | None, idempotency_key: str | N
     """Make an environment that lies on a host already one of its engines; keys as for `install`."""
     if first := _first(idempotency_key):
         return first
-    _check_path(path, field="path")
+    check_path(path, field="path")
     payload = AdoptEnginePayload(path=path)
     with transaction.atomic():
         access.record(actor=actor, action="engine.adopt", target=path, target_url=f"/hosts/{host.pk}/", host=host.name)

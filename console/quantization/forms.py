@@ -16,6 +16,7 @@ from console.jobs.engine_forms import VERSION_PATTERN
 from console.jobs.host_forms import HostChoice
 from console.quantization.models import SCHEMES, Quantizer
 from console.quantization.services import Order
+from workers.quantization_payloads import SCHEMES as FACTS
 
 _QUIET: dict[str, Any] = {"autocomplete": "off", "spellcheck": "false"}
 MOST_IGNORED = 100
@@ -117,5 +118,5 @@ class QuantizeForm(forms.Form):
         return Order(
             control=self.copy, quantizer=data["quantizer"], scheme=data["scheme"], name=data["name"].strip(),
             ignore=data["ignore"], device=data["device"].uuid if data["device"] else "", dataset=dataset,
-            prompts=texts if data["scheme"] != "FP8_DYNAMIC" else [], max_tokens=data["max_tokens"],
+            prompts=texts if FACTS[data["scheme"]].calibrated else [], max_tokens=data["max_tokens"],
         )  # fmt: skip

@@ -19,6 +19,7 @@ from console.common.errors import Refused
 from console.fleet.models import Host
 from console.jobs import copy_checks
 from console.jobs import services as jobs
+from console.jobs.engine_jobs import check_path
 from console.jobs.models import LIVE_STATES, Job, Step
 from console.jobs.services import PlannedStep
 from console.quantization.models import Quantization, Quantizer
@@ -55,8 +56,8 @@ class Order:
 
 def install(host: Host, *, path: str = "", version: str = "", actor: User | None) -> Job:
     """Install llm-compressor on a host, the newest unless `version` says which; or adopt the environment at `path`."""
-    if path and (not PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
-        raise Refused(_("Give an absolute path on the host, without “..”."), field="path")
+    if path:
+        check_path(path, field="path")
     payload = InstallQuantizerPayload(path=path, version=version)
     title = _("Adopt llm-compressor on %(host)s") if path else _("Install llm-compressor on %(host)s")
     step = PlannedStep(StepKind.INSTALL_QUANTIZER, payload.model_dump(mode="json"), INSTALL_SECONDS)

@@ -144,7 +144,7 @@ def charts(host: Host) -> tuple[Chart, ...]:
 
 def _gpu_charts(device: Device) -> tuple[Chart, ...]:
     gpu = _key(device.number)
-    part = f" · MIG {device.number}" if device.details.get("mig") else ""
+    part = f" · MIG {device.number}" if device.is_part else ""
 
     def chart(name: str, title: str, unit: str, *lines: Line) -> Chart:
         whole = _("GPU %(index)d: %(title)s") % {"index": device.index, "title": title} + part

@@ -1,12 +1,14 @@
 """Running an environment's pip as part of a step: what it shows, how far it is, and what its failures mean."""
 
 import re
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workers.contracts import Level
 from workers.host.failures import StepFailedError
-from workers.host.helpers import Ended, run_helper
+from workers.host.helpers import Ended, clean_environment, run_helper
 from workers.host.relaxed_plan import unmet_requirements
 from workers.host.step_context import StepContext, Unit
 
@@ -21,6 +23,36 @@ _SHOWN_WORDS = (
 _SIZE = re.compile(r"\((?P<amount>[\d.]+) (?P<unit>bytes|kB|MB|GB)\)$")
 _UNITS = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 _INSTALLING = "Installing collected packages: "
+
+
+def check_space(directory: Path, distribution: str, needed: int) -> None:
+    """Raise `StepFailedError` (`disk.not_enough`) unless `directory` has room for an installation of `needed` bytes."""
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise StepFailedError(
+            "disk.not_enough",
+            f"installing {distribution} takes up to {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free in {directory}",
+            next_step="Free space there, or remove an engine that nothing uses.",
+        )
+
+
+def make_environment(context: StepContext, directory: Path) -> Path:
+    """Make an empty virtual environment and return its Python. Raises `StepFailedError` (`engine.install_failed`)."""
+    ended = run_helper(
+        context,
+        [sys.executable, "-m", "venv", str(directory)],
+        environment=clean_environment(),
+        on_line=lambda _line: None,
+        waiting_for=lambda: "an empty environment",
+    )
+    if ended.code != 0:
+        raise StepFailedError(
+            "engine.install_failed",
+            f"no virtual environment could be made: {ended.text[-300:]}",
+            next_step="Install the system's Python venv package, then retry.",
+            evidence=ended.evidence(),
+        )
+    return directory / "bin" / "python"
 
 
 class Pip:

