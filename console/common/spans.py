@@ -73,19 +73,18 @@ def readable_bytes(count: float) -> str:
     """A size with a binary unit and three figures at most: `512 B`, `5.2 GiB`, `138 GiB`."""
     size = float(count)
     for name in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1000:
+        if round(abs(size)) < 1000:
             return f"{_three_figures(size, whole=name == 'B')} {name}"
         size /= 1024
     return f"{_three_figures(size, whole=False)} TiB"
 
 
 def _three_figures(size: float, *, whole: bool) -> str:
-    if whole or abs(size) >= 100:
-        return _number(round(size), get_language())
-    return _number(round(size, 1) if size % 1 else round(size), get_language())
+    rounded = round(size) if whole or abs(size) >= 100 else round(size, 1)
+    return _number(rounded if rounded % 1 else int(rounded), get_language())
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=8192, typed=True)
 def _number(value: float, language: str | None) -> str:  # noqa: ARG001 - how it is written depends on it
     """Write a number in the reader's way; a list of hosts has hundreds of them, most of them again and again."""
     return str(number_format(value))

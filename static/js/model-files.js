@@ -4,7 +4,7 @@ const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 function readable(bytes) {
   let size = bytes;
   let unit = 0;
-  while (size >= 1000 && unit < UNITS.length - 1) {
+  while (Math.round(size) >= 1000 && unit < UNITS.length - 1) {
     size /= 1024;
     unit += 1;
   }

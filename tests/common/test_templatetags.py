@@ -42,6 +42,9 @@ def test_durations_have_their_two_largest_units(seconds: float, text: str) -> No
         (1536, "1.5 KiB"),
         (269_060_552, "257 MiB"),
         (5.2 * 1024**3, "5.2 GiB"),
+        (1.04 * 1024**3, "1 GiB"),
+        (1024**3, "1 GiB"),  # after the size that is rounded to it: one must not be written as the other was
+        (999.6 * 1024**2, "1 GiB"),
         (2 * 1024**4, "2 TiB"),
     ],
 )
