@@ -10,7 +10,7 @@ from console.access.models import User
 from console.access.policies import Action
 from console.catalog.models import Copy
 from console.common.errors import Refused
-from console.deployments import engine_schema
+from console.deployments import engine_schema, model_support
 from console.fleet.models import Engine
 from workers.vllm.arguments import (
     ArgumentSchema,
@@ -35,16 +35,18 @@ def findings(
     schema: ArgumentSchema | None,
     environment: Mapping[str, str] | None = None,
     copy: Copy | None = None,
+    engine: Engine | None = None,
 ) -> list[Finding]:
     """Everything that doesn't hold for an engine, and what weakens safety or truth; empty without a schema.
 
-    `copy` brings the model's configuration, which bounds context and parallel sizes.
+    `copy` brings the model's configuration, which bounds context and parallel sizes, and tells what the engine must know.
     """
-    if not arguments:
-        return []
     own = _own_options(arguments)
     if schema is None:
         return own
+    lacking = _lacking(arguments, schema, copy, engine)
+    if not arguments:
+        return lacking
     surroundings = Surroundings(environment=environment, model_config=_config_of(copy))
     checked = check_arguments(schema, arguments, surroundings)
     weakening = [
@@ -52,7 +54,16 @@ def findings(
         for item in guarded(schema, checked.values)
     ]
     said = {finding.flag for finding in own}
-    return [*own, *(one for one in checked.findings if one.flag not in said), *weakening]
+    return [*own, *(one for one in checked.findings if one.flag not in said), *weakening, *lacking]
+
+
+def _lacking(
+    arguments: Sequence[str], schema: ArgumentSchema, copy: Copy | None, engine: Engine | None
+) -> list[Finding]:
+    if copy is None:
+        return []
+    trusts = bool(values_of(schema, arguments).get("trust_remote_code"))
+    return model_support.findings(copy, engine, schema, trusts_code=trusts)
 
 
 def values_of(schema: ArgumentSchema, words: Sequence[str]) -> dict[str, Value]:

@@ -20,6 +20,7 @@ from console.deployments.remedies import Kind, Remedy, Situation, remedies, with
 from console.deployments.what_changed import SinceGood
 from console.fleet.models import Engine
 from console.jobs.models import Job
+from workers.vllm.arguments import guarded_names
 
 ICONS = {
     Kind.ARGUMENTS: "adjustments",
@@ -102,13 +103,14 @@ def _fix(deployment: Deployment, remedy: Remedy) -> Fix:
     page = pages[remedy.kind]() if remedy.kind in pages else ""
     # What an admin made and what served well may be brought back by whoever is on call; making something new is theirs.
     operates = remedy.kind in (Kind.ROLL_BACK, Kind.REPAIR, Kind.START)
+    weakens = any(flag.removeprefix("--").replace("-", "_") in guarded_names() for flag in remedy.sets)
     return Fix(
         remedy=remedy,
         label=label(remedy),
         icon=ICONS[remedy.kind],
         url=page or reverse("deployment_fix", args=[deployment.pk, remedy.key]),
         is_page=remedy.kind == Kind.INSTALL,
-        action=Action.OPERATE if operates else Action.DEPLOY,
+        action=Action.ADMINISTER if weakens else Action.OPERATE if operates else Action.DEPLOY,
     )
 
 
@@ -134,6 +136,8 @@ def _argument_label(remedy: Remedy) -> str:
     if remedy.variables:
         return _("Set the KV cache to %(size)s GiB and redeploy") % {"size": remedy.value}
     flag = next(iter(remedy.sets))
+    if not remedy.value:
+        return _("Add %(flag)s and redeploy") % {"flag": flag}
     number = f"{int(remedy.value):,}" if remedy.value.isdigit() else remedy.value
     if flag == "--max-model-len":
         return _("Set context to %(tokens)s and redeploy") % {"tokens": number}

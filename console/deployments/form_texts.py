@@ -207,3 +207,10 @@ def apply_preset(texts: Texts, schema: ArgumentSchema, name: str) -> None:
     for dest, value in offered.items():
         texts.fields[PREFIX + dest] = text_of(schema.by_dest[dest], value)
     texts.add_environment(preset.environment)
+
+
+def switch_on(texts: Texts, schema: ArgumentSchema, dest: str) -> None:
+    """Turn an argument on that takes no value; one that this engine lacks stays away."""
+    argument = schema.by_dest.get(dest)
+    if argument is not None and argument.boolean and dest not in reserved():
+        texts.put(schema, {dest: True})

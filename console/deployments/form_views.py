@@ -149,6 +149,8 @@ def deployment_redraw(request: HttpRequest) -> HttpResponse:
             form_texts.take_fixes(texts, schema, detail)
         elif act == "preset":
             form_texts.apply_preset(texts, schema, detail)
+        elif act == "switch-on":
+            form_texts.switch_on(texts, schema, detail)
     form = _unsent(texts, user, changing=changing)
     return render(request, "deployments/_form.html", _context(form, changing=changing, command=command))
 

@@ -288,7 +288,11 @@ class DeployForm(GateFields, HealthFields):
 
     def _check_arguments(self, data: dict[str, Any]) -> None:
         self.findings = arguments_check.findings(
-            self.argv(), schema=self.schema, environment=data.get("environment"), copy=data.get("copy")
+            self.argv(),
+            schema=self.schema,
+            environment=data.get("environment"),
+            copy=data.get("copy"),
+            engine=self.chosen_engine,
         )
         self._refuse_guarded()
         if arguments_check.forbids(self.findings):

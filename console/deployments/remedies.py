@@ -77,10 +77,10 @@ def value_of(arguments: Sequence[str], flag: str) -> str | None:
 
 
 def with_arguments(arguments: Sequence[str], *, sets: Mapping[str, str], drops: Sequence[str] = ()) -> list[str]:
-    """Arguments with other values for some flags, and without others; the rest stays word by word."""
+    """Arguments with other values for some flags (empty: a bare flag), and without others; the rest stays word by word."""
     gone = {*sets, *drops}
     kept = [word for chunk in chunks(arguments) if _plain(chunk[0].partition("=")[0]) not in gone for word in chunk]
-    return [*kept, *(word for flag, value in sets.items() for word in (flag, value))]
+    return [*kept, *(word for flag, value in sets.items() for word in (flag, value) if word)]
 
 
 def remedies(known: Situation) -> list[Remedy]:
@@ -195,6 +195,18 @@ def _half(_known: Situation) -> list[Remedy]:
     return [_argument("--dtype", "half")]
 
 
+def _own_code(known: Situation) -> list[Remedy]:
+    """Only an admin is offered it; whether the code may run is asked again before the start."""
+    flag = "--trust-remote-code"
+    if value_of(known.arguments, flag) is not None:
+        return []
+    return [*_newer_engine_that_is_here(known), Remedy(Kind.ARGUMENTS, "trust-remote-code", sets={flag: ""})]
+
+
+def _newer_engine_that_is_here(known: Situation) -> list[Remedy]:
+    return [one for one in _newer_engine(known) if one.kind == Kind.ENGINE]
+
+
 def _lora_rank(known: Situation) -> list[Remedy]:
     rank = _number(r"LoRA rank (\d+) is greater", known.text)
     allowed = next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if rank and size >= rank), None)
@@ -206,15 +218,15 @@ def _other_port(known: Situation) -> list[Remedy]:
 
 
 def _newer_engine(known: Situation) -> list[Remedy]:
-    newer = [one for one in known.engines if _version(one[1]) > _version(known.engine_version)]
-    newest = max(newer, key=lambda one: _version(one[1]), default=None)
+    newer = [one for one in known.engines if version_numbers(one[1]) > version_numbers(known.engine_version)]
+    newest = max(newer, key=lambda one: version_numbers(one[1]), default=None)
     install = Remedy(Kind.INSTALL, "install")
     return [Remedy(Kind.ENGINE, f"engine-{newest[0]}", str(newest[0]))] if newest else [install]
 
 
 def _older_engine(known: Situation) -> list[Remedy]:
-    older = [one for one in known.engines if _version(one[1]) < _version(known.engine_version)]
-    newest = max(older, key=lambda one: _version(one[1]), default=None)
+    older = [one for one in known.engines if version_numbers(one[1]) < version_numbers(known.engine_version)]
+    newest = max(older, key=lambda one: version_numbers(one[1]), default=None)
     return [Remedy(Kind.ENGINE, f"engine-{newest[0]}", str(newest[0]))] if newest else []
 
 
@@ -222,7 +234,8 @@ def _again(_known: Situation) -> list[Remedy]:
     return [Remedy(Kind.START, "start")]
 
 
-def _version(text: str) -> tuple[int, ...]:
+def version_numbers(text: str) -> tuple[int, ...]:
+    """Numbers of an engine's version, to tell which of two is newer."""
     return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:4])
 
 
@@ -246,6 +259,7 @@ _BY_CODE: Mapping[str, Callable[[Situation], list[Remedy]]] = {
     "lora.rank": _lora_rank,
     "port.in_use": _other_port,
     "arch.unsupported": _newer_engine,
+    "code.remote_required": _own_code,
     "arch.transformers_too_old": _newer_engine,
     "driver.no_kernel_image": _newer_engine,
     "driver.too_old": _older_engine,

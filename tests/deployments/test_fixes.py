@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from console.access.models import AuditEntry, User
 from console.common.states import move
-from console.deployments import remedies, what_changed
+from console.deployments import fixing, remedies, what_changed
 from console.deployments.models import Attempt, Deployment, Instance
 from console.deployments.remedies import Kind, Situation, value_of, with_arguments
 from console.fleet.models import Engine, Host
@@ -206,3 +206,21 @@ def test_the_page_of_the_failed_job_has_the_same_buttons(failed: Deployment, adm
     there = f"/deployments/{failed.pk}/fixes/"
     assert f'hx-get="{there}"' in client.get(f"/jobs/{Job.objects.get().pk}/").content.decode()
     assert "Set context to 1,920 and redeploy" in client.get(there).content.decode()
+
+
+@pytest.mark.django_db
+def test_a_start_that_asked_for_the_model_s_code_is_mended_by_an_admin_only(
+    failed: Deployment, admin: User, operator: User
+) -> None:
+    Instance.objects.update(
+        failure={"code": "code.remote_required", "message": "It contains custom code which must be executed."}
+    )
+    keys = {user.username: [one.remedy.key for one in fixing.current_fixes(user, failed)] for user in (admin, operator)}
+    assert "trust-remote-code" in keys["ada"]
+    assert "trust-remote-code" not in keys["otto"]
+    fix = fixing.find(admin, failed, "trust-remote-code")
+    assert fix.label == "Add --trust-remote-code and redeploy"
+    fixing.apply(failed, fix.remedy, actor=admin, reason="read it")
+    failed.refresh_from_db()
+    assert failed.current_spec
+    assert failed.current_spec.arguments == ["--max-model-len", "4096", "--trust-remote-code"]

@@ -76,7 +76,9 @@ class Examiner:
             )
             return {"arguments": 0, "schema_sha256": ""}
         write_json(target, schema, mode=0o644)
-        self.context.event(f"It takes {count} arguments.")
+        knows = len(schema.get("architectures") or [])
+        told = f" and has {knows} model architectures of its own" if knows else ""
+        self.context.event(f"It takes {count} arguments{told}.")
         return {"arguments": count, "schema_sha256": digest(schema)}
 
     def _run(self, script: Path, doing: str) -> Ended:

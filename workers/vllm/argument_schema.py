@@ -94,6 +94,8 @@ class ArgumentSchema:
     arguments: tuple[Argument, ...]
     between: tuple[str, str] | None = None
     source: Literal["shipped", "engine"] = "shipped"
+    architectures: frozenset[str] | None = None
+    """Model classes that the engine has itself, as it printed them; None: nobody knows."""
 
     @cached_property
     def by_flag(self) -> Mapping[str, Argument]:
@@ -158,7 +160,9 @@ def schema_from_dump(dump: Mapping[str, Any]) -> ArgumentSchema:
         raise SchemaError(f"This is no argument schema of a vLLM engine: {error!r} is missing or wrong.") from error
     if not arguments:
         raise SchemaError("The schema holds no arguments; dump it again with the engine's own Python.")
-    return ArgumentSchema(version, arguments, source="engine")
+    names = dump.get("architectures")
+    known = frozenset(str(name) for name in names) if isinstance(names, list) and names else None
+    return ArgumentSchema(version, arguments, source="engine", architectures=known)
 
 
 def load_schema(path: Path) -> ArgumentSchema:

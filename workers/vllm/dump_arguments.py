@@ -5,8 +5,9 @@
 It needs no GPU, model, network or package metadata, only the standard library and vLLM 0.8 or later, and takes about as
 long as `vllm serve --help` (10 to 20 s), so its answer is kept per engine. stdout holds one JSON object, all noise goes to
 stderr: `{"vllm", "count", "args": [{"dest", "flags", "group", "kind", "type", "nargs", "choices", "default", "required",
-"deprecated", "metavar", "help", "keys"}]}`. `type` names the converter ("optional:int", "json:CompilationConfig"), `keys`
-are the fields of such a configuration class. Exit code 1: this Python has no vLLM whose arguments can be read.
+"deprecated", "metavar", "help", "keys"}], "architectures"}`. `type` names the converter ("optional:int",
+"json:CompilationConfig"), `keys` are the fields of such a configuration class, `architectures` the model classes that this
+vLLM has itself (null: it can't tell). Exit code 1: this Python has no vLLM whose arguments can be read.
 """
 
 from __future__ import annotations
@@ -58,7 +59,17 @@ def read_schema() -> dict[str, Any]:
         if action.dest != "help"
     ]
     version = getattr(importlib.import_module("vllm"), "__version__", None)
-    return {"vllm": version, "count": len(arguments), "args": arguments}
+    return {"vllm": version, "count": len(arguments), "args": arguments, "architectures": architectures()}
+
+
+def architectures() -> list[str] | None:
+    """Model classes that this vLLM has itself; others it may run through Transformers, or not at all."""
+    try:
+        registry = importlib.import_module("vllm.model_executor.models").ModelRegistry
+        return sorted(str(name) for name in registry.get_supported_archs())
+    except Exception as error:
+        sys.stderr.write(f"Can't list the architectures: {type(error).__name__}: {error}\n")
+        return None
 
 
 def assume_some_device() -> None:
