@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 
 PROBE_SECONDS = 30
+REQUESTS = 9
+"""Few enough to be answered between two of the agent's own requests, on a busy machine, too."""
 
 
 class Served:
@@ -158,22 +160,22 @@ def test_an_idle_deployment_shows_no_requests_although_the_agent_asks_it_now_and
 
 @pytest.mark.long
 def test_every_number_on_the_board_is_what_the_engine_itself_counted(served: Served) -> None:
-    for _attempt in range(3):
+    for _attempt in range(5):
         wait_for_a_probe(served)
         time.sleep(2)
         began, before = time.time() * 1000, engine_metrics(served)
         time.sleep(2)  # a sample of the quiet engine lies before the load
         with ThreadPoolExecutor(3) as people:
-            tokens = sum(people.map(lambda number: ask(served, number), range(18)))
+            tokens = sum(people.map(lambda number: ask(served, number), range(REQUESTS)))
         time.sleep(3)  # the engine counts a little after it has answered
         growth = growth_between(before, engine_metrics(served))
         assert growth is not None
-        if sum(growth.finished.values()) == 18:
+        if sum(growth.finished.values()) == REQUESTS:
             break  # otherwise the load took so long that the agent asked for its own token meanwhile
     board = board_of(served, began)
     shown = board["shown"]
-    assert (sum(growth.finished.values()), growth.counters["generation_tokens"]) == (18, tokens)
-    assert shown["requests"] == 18
+    assert (sum(growth.finished.values()), growth.counters["generation_tokens"]) == (REQUESTS, tokens)
+    assert shown["requests"] == REQUESTS
     for name in ("prompt_tokens", "generation_tokens"):
         assert shown[name] == pytest.approx(growth.counters[name], rel=0.01), name
     for name in ("time_to_first_token", "inter_token_latency", "e2e_latency"):
