@@ -151,17 +151,21 @@ class Reader:
             queue_ms=_whole(fields["queue_ms"]),
             finish_reason=fields["finish_reason"][:40],
             end=fields["end"][:4],
+            # Lines that an older gateway wrote have none.
+            shadow=fields.get("shadow", "")[:8],
         )
 
     def _store(self, rows: list[GatewayRequest]) -> None:
         known = [row for row in rows if row.key_id]
         # Requests without a key are counted by nobody, and whoever sends many must not push others' out.
         GatewayRequest.objects.bulk_create(known, batch_size=500)
-        _add_up(known)
-        for key, at in _last_used(known).items():
+        # A copy was asked for by nobody: it is found by its id, and counts for nothing.
+        asked = [row for row in known if row.shadow != GatewayRequest.COPY]
+        _add_up(asked)
+        for key, at in _last_used(asked).items():
             Key.objects.filter(pk=key).update(last_used_at=at)
         routes = {name: key for key, name in self._names.routes.items()}
-        for row in known:
+        for row in asked:
             if row.cost is not None and row.status < 400:
                 who = (f"k{row.key_id}", f"t{row.team_id}", routes.get(row.route, ""))
                 real = (row.prompt_tokens or 0) + (row.output_tokens or 0)
@@ -224,6 +228,7 @@ def as_json(row: GatewayRequest) -> dict[str, Any]:
         "queue_ms": row.queue_ms,
         "finish_reason": row.finish_reason,
         "end": row.end,
+        "shadow": row.shadow,
     }
 
 

@@ -66,6 +66,9 @@ class Route(Owned, Limited):
         default=600, validators=[MinValueValidator(5), MaxValueValidator(86_400)]
     )
     in_flight_each = models.PositiveIntegerField(default=256, validators=[MinValueValidator(1)])
+    shadow_allowed_at = models.DateTimeField(null=True, blank=True)
+    """Since when its requests may also be sent to engines that are being tried out; None: they may not."""
+    shadow_allowed_by = models.ForeignKey(User, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     created_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
     created_at = models.DateTimeField(default=timezone.now)
 
@@ -130,6 +133,8 @@ class Canary(models.Model):
     """Per cent of the target's requests."""
     version = models.CharField(max_length=40, blank=True, validators=[VERSION_NAME])
     """Requests with this X-Model-Version come here, whatever the share."""
+    shadow = models.PositiveSmallIntegerField(default=0, validators=[MaxValueValidator(100)])
+    """Per cent of the target's requests of which a copy comes here, too, if the route allows it."""
 
     def __str__(self) -> str:
         return f"{self.target}: {self.share} % to {self.spec}"
@@ -214,9 +219,18 @@ class UsageDay(models.Model):
         return f"{self.day} {self.key} {self.route}"
 
 
+class GatewayRequestRows(models.QuerySet["GatewayRequest"]):
+    """Requests, and copies of them."""
+
+    def of_clients(self) -> "GatewayRequestRows":
+        """What clients asked: all but the copies that went to engines that are being tried out."""
+        return self.exclude(shadow=GatewayRequest.COPY)
+
+
 class GatewayRequest(models.Model):
     """One line of the access log, kept for a while so that it can be found by its id."""
 
+    ORIGINAL, COPY = "original", "copy"
     request_id = models.CharField(max_length=64)
     at = models.DateTimeField()
     team = models.ForeignKey(Team, null=True, on_delete=models.CASCADE)
@@ -239,6 +253,11 @@ class GatewayRequest(models.Model):
     finish_reason = models.CharField(max_length=40, blank=True)
     end = models.CharField(max_length=4, blank=True)
     """HAProxy's two letters for how it ended: `--` well, `CD` the client went away, `SD` the engine did."""
+    shadow = models.CharField(max_length=8, blank=True)
+    """`copy`: sent to an engine that is being tried out, and the answer thrown away; its id is the original's.
+    `original`: a copy of it was sent. `busy`, `large`: none was, since too many were under way or it is too large."""
+
+    objects = GatewayRequestRows.as_manager()
 
     class Meta:
         ordering = ["-pk"]

@@ -129,6 +129,7 @@ def _targets(
                 servers=tuple(one.server for one in fitting if one.spec == spec),
                 version=canary.version,
                 is_canary=True,
+                shadow_percent=canary.shadow if route.shadow_allowed_at else 0,
             )
 
 

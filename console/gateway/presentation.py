@@ -51,7 +51,7 @@ def route_rows() -> RouteRows:
     targets = Target.objects.select_related("deployment").prefetch_related(
         Prefetch("deployment__instances", queryset=ready, to_attr="ready_instances")
     )
-    return Route.objects.select_related("fallback").prefetch_related(
+    return Route.objects.select_related("fallback", "shadow_allowed_by").prefetch_related(
         "aliases", "fallback_for__aliases", Prefetch("targets", queryset=targets)
     )
 

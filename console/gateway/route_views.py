@@ -99,6 +99,41 @@ def route_weights(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 @require_http_methods(["GET", "POST"])
+def route_allow_shadows(request: HttpRequest, pk: int) -> HttpResponse:
+    """Consent to copies of a route's requests."""
+    route = policies.get(request.user, Route.objects.all(), Action.DEPLOY, pk=pk)
+    form = ReasonForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        routes.allow_shadows(
+            route, actor=policies.require(request.user, Action.DEPLOY), reason=form.cleaned_data["reason"]
+        )
+        return redirect("route_detail", pk=pk)
+    consequences = [
+        _("Rollouts may also send a sample of what clients ask here to engines that are being tried out."),
+        _("Those answers are thrown away. Clients notice nothing, and it counts for no limit and no usage."),
+        _("The new engines see what clients wrote. They run on your hosts, behind this same gateway."),
+    ]
+    return _ask(request, form, route, _("Allow copies of requests to %(name)s"), consequences, _("Allow"))
+
+
+@require_http_methods(["GET", "POST"])
+def route_forbid_shadows(request: HttpRequest, pk: int) -> HttpResponse:
+    """Take that consent back."""
+    route = policies.get(request.user, Route.objects.all(), Action.OPERATE, pk=pk)
+    form = ReasonForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        routes.forbid_shadows(
+            route, actor=policies.require(request.user, Action.OPERATE), reason=form.cleaned_data["reason"]
+        )
+        return redirect("route_detail", pk=pk)
+    consequences = [
+        _("No further request is copied, within two seconds. Copies that are under way end by themselves."),
+        _("A rollout that copies this route's requests alone is put on hold."),
+    ]
+    return _ask(request, form, route, _("No more copies of requests to %(name)s"), consequences, _("Forbid"))
+
+
+@require_http_methods(["GET", "POST"])
 def route_remove(request: HttpRequest, pk: int) -> HttpResponse:
     """Take a name off the gateway."""
     route = policies.get(request.user, Route.objects.all(), Action.DEPLOY, pk=pk)

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
+from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from console.access import services as access
@@ -83,6 +84,26 @@ def weigh(route: Route, weights: dict[int, int], *, actor: User | None, reason: 
         changed(route, "route.weigh", actor=actor, reason=reason, weights=sorted(weights.items()))
 
 
+def allow_shadows(route: Route, *, actor: User, reason: str) -> None:
+    """Let rollouts send copies of this route's requests to engines that are being tried out; who said so is stored."""
+    with transaction.atomic():
+        locked = Route.objects.select_for_update().get(pk=route.pk)
+        if locked.shadow_allowed_at is None:
+            locked.shadow_allowed_at, locked.shadow_allowed_by = timezone.now(), actor
+            locked.save(update_fields=["shadow_allowed_at", "shadow_allowed_by"])
+            _tell(locked, "route.allow_shadows", actor=actor, reason=reason)
+
+
+def forbid_shadows(route: Route, *, actor: User, reason: str) -> None:
+    """Take the consent back: no further request of this route is copied, within two seconds."""
+    with transaction.atomic():
+        locked = Route.objects.select_for_update().get(pk=route.pk)
+        if locked.shadow_allowed_at is not None:
+            locked.shadow_allowed_at = locked.shadow_allowed_by = None
+            locked.save(update_fields=["shadow_allowed_at", "shadow_allowed_by"])
+            _tell(locked, "route.forbid_shadows", actor=actor, reason=reason)
+
+
 def remove(route: Route, *, actor: User, reason: str) -> None:
     """Remove a route: its names are unknown from now on. Deployments go on running."""
     with transaction.atomic():
@@ -95,6 +116,12 @@ def remove(route: Route, *, actor: User, reason: str) -> None:
 
 def changed(route: Route, action: str, *, actor: User | None, reason: str = "", **details: Any) -> None:
     """Record a change, and let the gateway and the hosts know."""
+    _tell(route, action, actor=actor, reason=reason, **details)
+    _tell_hosts(route)
+
+
+def _tell(route: Route, action: str, *, actor: User | None, reason: str, **details: Any) -> None:
+    """Record a change that only the gateway needs to know of."""
     access.record(
         actor=actor,
         action=action,
@@ -103,7 +130,6 @@ def changed(route: Route, action: str, *, actor: User | None, reason: str = "", 
         reason=reason,
         **details,
     )
-    _tell_hosts(route)
     bell.ring()
     live.changed("route", route.pk)
 

@@ -95,6 +95,6 @@ def _keys(routes: list[Route], keys: list[Key]) -> int:
 def _failed_requests(team: int) -> Counter[str]:
     """Requests that ended with an error of ours, by the deployment that had them."""
     since = timezone.now() - timedelta(seconds=RECENT_SECONDS)
-    newest = GatewayRequest.objects.filter(team_id=team).order_by("-pk")
+    newest = GatewayRequest.objects.of_clients().filter(team_id=team).order_by("-pk")
     rows = newest.values_list("at", "status", "deployment")[:MOST_REQUESTS]
     return Counter(deployment for at, status, deployment in rows if at >= since and status >= 500)

@@ -222,7 +222,8 @@ def _count(index: log_index.LogIndex, text: str) -> int:
 
 
 def _requests(instance: Instance, attempts: Sequence[Attempt]) -> Requests:
-    rows = GatewayRequest.objects.filter(deployment=instance.deployment.name, team=instance.deployment.team)
+    asked = GatewayRequest.objects.of_clients()
+    rows = asked.filter(deployment=instance.deployment.name, team=instance.deployment.team)
     newest = list(rows.order_by("-pk").values_list("at", "status", "prompt_tokens", "ttft_ms")[:REQUESTS_LOOKED_AT])
     failed = [tokens for _at, status, tokens, _ttft in newest if status >= 500 and tokens is not None]
     sound = [tokens for _at, status, tokens, _ttft in newest if status < 400 and tokens is not None]

@@ -64,6 +64,22 @@ def test_lines_become_requests_and_sums(log: Path) -> None:
     assert [one["id"] for one in stored] == ["req-1", "req-2", "req-3"]
 
 
+def test_a_copy_is_stored_and_counts_for_nothing(log: Path) -> None:
+    Key.objects.update(last_used_at=None)
+    write(log, line(1, shadow="copy", backend=f"b{Route.objects.get().targets.get().pk}n", cost="-"))
+    reader = access_log.Reader(log)
+    assert reader.read() == 1
+    assert not UsageDay.objects.exists()
+    assert Key.objects.get().last_used_at is None
+    assert reader.corrections.sums(timezone.now().timestamp()) == {}
+    stored = GatewayRequest.objects.get()
+    assert (stored.shadow, stored.deployment, access_log.as_json(stored)["shadow"]) == ("copy", "chat-a", "copy")
+    assert not GatewayRequest.objects.of_clients().exists()
+    write(log, line(1, shadow="original"))
+    reader.read()
+    assert UsageDay.objects.get().requests == GatewayRequest.objects.of_clients().count() == 1
+
+
 def test_every_line_is_counted_once_whatever_restarts(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(log, line(1), line(2)[:40])
     assert access_log.Reader(log).read() == 1

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from console.gateway.haproxy import maps
 from console.gateway.haproxy.description import ADAPTER, BURST_SECONDS, Gateway, Listener, Route, Server, Target
-from console.gateway.haproxy.program import ADMIN_SOCKET
+from console.gateway.haproxy.program import ADMIN_SOCKET, SHADOW_SOCKET
 from console.gateway.haproxy.refusals import json_error, refuse
 
 PATHS = (
@@ -42,7 +42,8 @@ def skeleton(gateway: Gateway) -> str:
 
 def _joined(gateway: Gateway, *, servers: bool) -> str:
     parts = [_global(gateway.listener), _defaults(), _tables()]
-    parts += [_frontend(gateway, thread) for thread in range(1, gateway.listener.threads + 1)]
+    for thread in range(1, gateway.listener.threads + 1):
+        parts += [_frontend(gateway, thread), _shadow_frontend(gateway.listener, thread)]
     for route in gateway.routes:
         parts += [_backend(route, target, servers=servers) for target in route.targets]
     return "\n".join(line for part in parts for line in [*part, ""])
@@ -135,6 +136,7 @@ LOG_FIELDS = {
     "latency_ms": "%Ta",
     "queue_ms": "%Tw",
     "end": "%ts",
+    "shadow": "%[var(txn.shadow)]",
 }
 
 
@@ -144,8 +146,6 @@ def _frontend(gateway: Gateway, thread: int) -> list[str]:
     HAProxy drops a line rather than wait for another thread that is writing to the same descriptor: usage would be lost.
     """
     listener = gateway.listener
-    # Strings throughout: HAProxy writes "-" for what is not known, which would be no JSON number.
-    log = ",".join(f'"{name}":"{form}"' for name, form in LOG_FIELDS.items())
     tls = f" ssl crt {listener.certificate} alpn h2,http/1.1 ssl-min-ver TLSv1.2" if listener.certificate else ""
     rules = [
         *_arrival(),
@@ -155,19 +155,60 @@ def _frontend(gateway: Gateway, thread: int) -> list[str]:
         *_routing(gateway),
         *_careful_reading(listener),
         *_admission(gateway),
+        *_shadowing(listener),
     ]
     return [
         *([f"# certificate {listener.certificate_sha256}"] if tls else []),
         f"frontend gateway{thread}",
         f"    bind {_host(listener.address)}:{listener.port} thread {thread}{tls}",
-        "    no log",
-        f"    log fd@{listener.log_descriptors[thread]} len 8192 format raw local0",
-        "    filter lua.slipway_usage",
-        f"    log-format '{{{log}}}'",
+        *_logged(listener, thread),
         *[f"    {rule}" for rule in rules],
         "    http-after-response set-header X-Request-Id %[var(txn.id)]",
         "    http-after-response set-header X-Token-Cost %[var(txn.charged)] if { var(txn.charged) -m found }",
         "    http-after-response set-header X-Slipway-Fallback %[var(txn.fallback)] if { var(txn.fallback) -m found }",
+        "    use_backend %[var(txn.to)]",
+    ]
+
+
+def _logged(listener: Listener, thread: int) -> list[str]:
+    # Strings throughout: HAProxy writes "-" for what is not known, which would be no JSON number.
+    log = ",".join(f'"{name}":"{form}"' for name, form in LOG_FIELDS.items())
+    return [
+        "    no log",
+        f"    log fd@{listener.log_descriptors[thread]} len 8192 format raw local0",
+        "    filter lua.slipway_usage",
+        f"    log-format '{{{log}}}'",
+    ]
+
+
+def _shadowing(listener: Listener) -> list[str]:
+    """A copy of what was admitted, where the route consents: handed to a task, so that the request itself goes on at once."""
+    return [
+        f"http-request set-var(txn.shadow) var(txn.route),concat(@,txn.to),{_map(listener, 'shadows')}",
+        "http-request lua.slipway_shadow if { var(txn.shadow) -m found }",
+    ]
+
+
+def _shadow_frontend(listener: Listener, thread: int) -> list[str]:
+    """Where one thread's copies come in, on a socket that only this HAProxy can open: measured and logged as any request.
+
+    No key is asked for and nothing is counted: the request that was copied has paid already.
+    """
+    return [
+        f"frontend shadow{thread}",
+        f"    bind unix@{SHADOW_SOCKET.format(thread)} mode 600 thread {thread}",
+        *_logged(listener, thread),
+        "    http-request set-var(txn.id) req.fhdr(X-Request-Id)",
+        "    http-request set-var(txn.path) path",
+        "    http-request set-var(txn.order) req.fhdr(X-Slipway-Shadow)",
+        *[
+            f"    http-request set-var(txn.{name}) var(txn.order),field({at},;)"
+            for at, name in enumerate(("to", "key", "route"), start=1)
+        ],
+        # The name comes last, since it may hold the separator.
+        "    http-request set-var(txn.model) var(txn.order),field(4,;,0)",
+        "    http-request set-var(txn.shadow) str(copy)",
+        "    http-request del-header X-Slipway-Shadow",
         "    use_backend %[var(txn.to)]",
     ]
 

@@ -73,6 +73,8 @@ class Target:
 
     is_canary: bool = False
     """The part of a target that goes to a spec that is being rolled out."""
+    shadow_percent: int = 0
+    """Of a canary: so many of the requests that its target answers are also sent here, and the answers thrown away."""
     adapter: int = 0
     """Number of the adapter that its requests ask for: its servers have it loaded. 0: the model itself."""
 
@@ -189,5 +191,11 @@ def within(applied: Gateway, wanted: Gateway) -> Gateway:
 
 def _changed(applied: Target, wanted: Target | None) -> Target:
     if wanted is None:
-        return replace(applied, weight=0, version="")
-    return replace(applied, weight=wanted.weight, servers=wanted.servers, version=wanted.version)
+        return replace(applied, weight=0, version="", shadow_percent=0)
+    return replace(
+        applied,
+        weight=wanted.weight,
+        servers=wanted.servers,
+        version=wanted.version,
+        shadow_percent=wanted.shadow_percent,
+    )

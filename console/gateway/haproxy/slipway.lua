@@ -182,6 +182,49 @@ core.register_action("slipway_count", { "http-req" }, function(txn)
   end
 end)
 
+-- Shadows: copies of requests, whose answers are thrown away --------------------------------------------------------------
+
+-- Bounds of one thread. A request over them is not copied; an answer over them is cut off.
+local COPIES_AT_ONCE = 8
+local COPY_BYTES = 256 * 1024
+local COPY_ANSWER_BYTES = 8 * 1024 * 1024
+local COPY_SECONDS = 300
+local CUT = "slipway: cut off" -- what the filter puts in the place of an answer beyond its bounds
+local copies = 0
+
+-- Sends a copy to this thread's own frontend, which logs it, and reads on until the answer ends or is cut off.
+local function send_copy(head, body)
+  pcall(function()
+    local link = core.tcp()
+    link:settimeout(COPY_SECONDS)
+    if link:connect("unix@shadow" .. core.thread .. ".sock") and link:send(head .. body) then
+      local line
+      repeat line = link:receive("*l") until not line or line == CUT
+    end
+    link:close()
+  end)
+  copies = copies - 1
+end
+
+core.register_action("slipway_shadow", { "http-req" }, function(txn)
+  local to, percent = match(txn:get_var("txn.shadow") or "", "^([^;]+);(%d+)$")
+  txn:unset_var("txn.shadow")
+  if not to or math.random(100) > tonumber(percent) then return end
+  if copies >= COPIES_AT_ONCE then return txn:set_var("txn.shadow", "busy") end
+  if txn.f:req_body_len() > COPY_BYTES then return txn:set_var("txn.shadow", "large") end
+  local body = txn.f:req_body() or ""
+  if txn:get_var("txn.controls") == "blank" then body = without_controls(body) end
+  local order = { to, txn:get_var("txn.key"), txn:get_var("txn.route"), txn:get_var("txn.model") }
+  local head = table.concat({
+    "POST " .. txn.f:path() .. " HTTP/1.1", "Host: shadow", "Connection: close", "Content-Type: application/json",
+    "Content-Length: " .. #body, "X-Request-Id: " .. txn:get_var("txn.id"),
+    "X-Slipway-Shadow: " .. table.concat(order, ";"), "\r\n",
+  }, "\r\n")
+  copies = copies + 1
+  txn:set_var("txn.shadow", "original")
+  core.register_task(send_copy, head, body)
+end)
+
 -- Usage -----------------------------------------------------------------------------------------------------------------
 
 local TAIL_BYTES = 600 -- longer than a usage object: one that is split across buffers is found in the tail and the rest
@@ -210,6 +253,7 @@ function Usage:http_headers(txn, message)
   end
   if txn:get_var("txn.to") then
     self.strip = txn:get_var("txn.strip") == 1
+    self.left = txn:get_var("txn.shadow") == "copy" and COPY_ANSWER_BYTES
     filter.register_data_filter(self, message.channel)
   end
   return filter.CONTINUE
@@ -285,6 +329,10 @@ function Usage:http_payload(txn, message)
   if self.began and not self.first then
     self.first = true
     txn:set_var("txn.first_ms", milliseconds() - self.began)
+  end
+  if self.left then
+    self.left = self.left - #text
+    if self.left < 0 or milliseconds() - self.began > 1000 * COPY_SECONDS then message:set("\n" .. CUT .. "\n") end
   end
   if not self.strip then
     local joined = self.tail .. text
