@@ -59,6 +59,7 @@ LOOKS: Mapping[str, Look] = {
     "clearing": Look(_("making room"), "progress-down", "blue"),
     "finishing": Look(_("giving the device back"), "progress-down", "blue"),
     "preparing": Look(_("is being prepared"), "progress", "blue"),
+    "shadowing": Look(_("copying requests"), "progress", "blue"),
     "shifting": Look(_("shifting requests"), "progress", "blue"),
     "held": Look(_("on hold"), "player-pause", "amber"),
     "rolling_back": Look(_("rolling back"), "refresh", "amber"),

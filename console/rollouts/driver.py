@@ -23,7 +23,7 @@ from console.gateway.haproxy.description import is_of_canary
 from console.gateway.models import Target
 from console.rollouts import inference, judging, services
 from console.rollouts.inference import Verdict
-from console.rollouts.models import LIVE_STATES, Rollout, RolloutStep
+from console.rollouts.models import ABORTABLE_STATES, LIVE_STATES, MOVING_STATES, Rollout, RolloutStep
 from console.rollouts.probing import Prober
 from console.rollouts.samples import Samples
 
@@ -84,7 +84,8 @@ class Driver:
             )
         )
         self._has_work = bool(living)
-        for gone in self._probers.keys() - {one.pk for one in living if one.state in ("shifting", "held", "draining")}:
+        asked = {one.pk for one in living if one.state in (*MOVING_STATES, "held", "draining")}
+        for gone in self._probers.keys() - asked:
             self._probers.pop(gone).close()
         for gone in self._samples.keys() - {one.pk for one in living}:
             del self._samples[gone]
@@ -102,12 +103,13 @@ class Driver:
     def _drive(self, rollout: Rollout) -> None:
         work: dict[str, Callable[[Rollout], Any]] = {
             "preparing": self._prepare,
+            "shadowing": self._look,
             "shifting": self._look,
             "held": self._watch,
             "draining": self._drain,
             "rolling_back": self._withdraw,
         }
-        if rollout.state in ("preparing", "shifting", "held") and (why := _lost_ground(rollout)):
+        if rollout.state in ("preparing", *MOVING_STATES, "held") and (why := _lost_ground(rollout)):
             _back(rollout, "gone", why)
             return
         work[rollout.state](rollout)
@@ -152,6 +154,9 @@ class Driver:
         is_good = step is not None and step.verdict == Verdict.BETTER_OR_EQUAL
         if self._watch(rollout, may_top_up=not is_good) or step is None:
             return
+        if step.shadow_percent and not _may_copy(rollout):
+            _ask_people(rollout, _("No route allows its requests to be copied any more. Skip this step or abort."))
+            return
         samples, now = self._samples[rollout.pk], timezone.now()
         look = inference.looks(judging.smaller_side(samples, step))
         if look > step.looks:
@@ -173,7 +178,7 @@ class Driver:
         elif step.verdict == Verdict.UNDECIDED and now - step.patient_since >= timedelta(
             seconds=max(rollout.chosen.patience_seconds, step.hold_seconds)
         ):
-            _ask_people(rollout)
+            _ask_people(rollout, _("No verdict in time. Look at the numbers, then go on, skip or abort."))
 
     def _show(self, rollout: Rollout, step: RolloutStep | None, samples: Samples) -> None:
         if step is None or time.monotonic() - self._told.get(rollout.pk, 0) < FIGURES_EVERY_SECONDS:
@@ -232,18 +237,22 @@ def _lost_ground(rollout: Rollout) -> str:
 def _back(rollout: Rollout, code: str, why: str) -> None:
     with transaction.atomic():
         rollout = services.locked(rollout)
-        if rollout.state in ("preparing", "shifting", "held", "draining"):
+        if rollout.state in ABORTABLE_STATES:
             services.go_back(rollout, why, code=code)
     log.warning("rolled back", rollout=rollout.pk, code=code, why=why)
 
 
-def _ask_people(rollout: Rollout) -> None:
+def _ask_people(rollout: Rollout, why: str) -> None:
     with transaction.atomic():
         rollout = services.locked(rollout)
-        if rollout.state == "shifting":
-            services.hold(
-                rollout, actor=None, reason=_("No verdict in time. Look at the numbers, then go on, skip or abort.")
-            )
+        if rollout.state in MOVING_STATES:
+            services.hold(rollout, actor=None, reason=why)
+
+
+def _may_copy(rollout: Rollout) -> bool:
+    """True while a route that leads there allows copies of its requests."""
+    allowed = Target.objects.filter(route__enabled=True, route__shadow_allowed_at__isnull=False)
+    return allowed.filter(deployment=rollout.deployment_id, canary__isnull=False).exists()
 
 
 def _is_drained(rollout: Rollout, side: str) -> bool:

@@ -1,6 +1,7 @@
 """Starting a rollout: the new spec, the steps, and by how much it may be worse."""
 
 import shlex
+from collections.abc import Iterable
 from typing import Any
 
 from django import forms
@@ -15,7 +16,14 @@ from console.deployments.models import Deployment, Spec
 from console.fleet.models import Engine
 from console.gateway.models import VERSION_NAME
 from console.rollouts import presets
-from console.rollouts.plans import USUAL_HOLD_SECONDS, USUAL_WEIGHTS, Margins, Plan, Stage
+from console.rollouts.plans import (
+    USUAL_HOLD_SECONDS,
+    USUAL_SHADOW_SECONDS,
+    USUAL_WEIGHTS,
+    Margins,
+    Plan,
+    Stage,
+)
 
 MOST_STEPS = 12
 MOST_HOLD_MINUTES = 1440
@@ -51,6 +59,15 @@ class RolloutForm(ReasonForm):
         label=gettext_lazy("Hold at least (min)"), initial=USUAL_HOLD_SECONDS // 60,
         help_text=gettext_lazy("One for all, or one for each step: 5, 5, 10, 30, 60. And until it is shown to be as good."),
     )  # fmt: skip
+    shadow_percent = forms.IntegerField(
+        label=gettext_lazy("Copy requests first (%)"), required=False, min_value=1, max_value=100,
+        help_text=gettext_lazy("So many are also sent to the new engines before any is shifted; those answers are thrown away."
+                               " Each route has to allow it. Empty: none."),
+    )  # fmt: skip
+    shadow_minutes = forms.FloatField(
+        label=gettext_lazy("Copy for at least (min)"), required=False, initial=USUAL_SHADOW_SECONDS // 60, min_value=0,
+        max_value=MOST_HOLD_MINUTES, help_text=gettext_lazy("And until the new engines are shown to be as good."),
+    )  # fmt: skip
     patience_minutes = forms.FloatField(
         label=gettext_lazy("Ask me after (min)"), initial=60, min_value=1, max_value=10080,
         help_text=gettext_lazy("A step without a verdict for so long is held."),
@@ -72,7 +89,8 @@ class RolloutForm(ReasonForm):
         help_text=gettext_lazy("Short questions, at the same moment, until there is a verdict. Half of the time is left free."),
     )  # fmt: skip
 
-    field_order = ("engine", "copy", "arguments", "features_off", "weights", "hold_minutes", "patience_minutes", "version",
+    field_order = ("engine", "copy", "arguments", "features_off", "weights", "hold_minutes", "shadow_percent",
+                   "shadow_minutes", "patience_minutes", "version",
                    "ttft", "pace", "failures", "finish", "top_up", "reason")  # fmt: skip
 
     def __init__(self, *args: Any, deployment: Deployment, spec: Spec, **kwargs: Any) -> None:
@@ -142,16 +160,20 @@ class RolloutForm(ReasonForm):
     def plan(self) -> Plan:
         """How it goes."""
         data = self.cleaned_data
+        shifts = zip(data["weights"], data["hold_minutes"], strict=True)
         return Plan(
-            stages=tuple(
-                Stage(weight, minutes * 60)
-                for weight, minutes in zip(data["weights"], data["hold_minutes"], strict=True)
-            ),
+            stages=(*self._shadow(), *(Stage(weight, minutes * 60) for weight, minutes in shifts)),
             margins=Margins(data["ttft"] / 100, data["pace"] / 100, data["failures"] / 100, data["finish"] / 100),
             patience_seconds=data["patience_minutes"] * 60,
             version=data["version"],
             top_up=data["top_up"],
         )
+
+    def _shadow(self) -> Iterable[Stage]:
+        percent, minutes = self.cleaned_data["shadow_percent"], self.cleaned_data["shadow_minutes"]
+        if percent:
+            seconds = USUAL_SHADOW_SECONDS if minutes is None else minutes * 60
+            yield Stage(0, seconds, shadow_percent=percent)
 
     def wish(self) -> Wish:
         """The new spec. A fixed port is given up: both sides listen at the same time."""

@@ -117,6 +117,22 @@ def worst(found: Mapping[str, Comparison]) -> tuple[str, str]:
     return name, sentence(name, found[name])
 
 
+def shadow_facts(step: RolloutStep, samples: Samples) -> dict[str, Any]:
+    """How many requests were copied, and how long whole answers of both sides took (95th percentile, milliseconds)."""
+    counts = samples.copied(step)
+    whole = {
+        side: inference.quantile(
+            [one.latency_ms for one in samples.here(step, side).samples if one.latency_ms is not None and not one.failed],
+            inference.QUANTILE,
+        )
+        for side in ("old", "new")
+    }  # fmt: skip
+    return {
+        "copied": counts["original"], "ended": counts["copy"], "failed": counts["failed"], "busy": counts["busy"],
+        "large": counts["large"], "whole_old": whole["old"], "whole_new": whole["new"],
+    }  # fmt: skip
+
+
 def figure(step: RolloutStep, samples: Samples) -> dict[str, Any]:
     """Times to the first token and failures by ten seconds and side, for the chart: it outlives the gateway's rows."""
     found: dict[str, Any] = {}
@@ -134,4 +150,6 @@ def figure(step: RolloutStep, samples: Samples) -> dict[str, Any]:
             [at, inference.quantile(some, 0.5), inference.quantile(some, 0.95), len(some), failed.get(at, 0)]
             for at, some in sorted(bins.items())
         ]
+    if step.shadow_percent:
+        found["shadow"] = shadow_facts(step, samples)
     return found

@@ -14,9 +14,10 @@ from console.rollouts.plans import Plan
 
 ROLLOUT_STATES = StateTable(
     {
-        "preparing": "shifting failed rolling_back",
+        "preparing": "shadowing shifting failed rolling_back",
+        "shadowing": "shifting held rolling_back",
         "shifting": "held draining rolling_back",
-        "held": "shifting draining rolling_back",
+        "held": "shadowing shifting draining rolling_back",
         "draining": "succeeded rolling_back",
         "rolling_back": "rolled_back aborted",
         "succeeded": "",
@@ -25,13 +26,21 @@ ROLLOUT_STATES = StateTable(
         "failed": "",
     }
 )
-LIVE_STATES = ("preparing", "shifting", "held", "draining", "rolling_back")
+MOVING_STATES = ("shadowing", "shifting")
+"""At a step, and looking for a verdict of it."""
+LIVE_STATES = ("preparing", *MOVING_STATES, "held", "draining", "rolling_back")
+ABORTABLE_STATES = ("preparing", *MOVING_STATES, "held", "draining")
 VERDICT_LOOKS = {
     "better_or_equal": Look(_("as good or better"), "check", "green"),
     "worse": Look(_("worse"), "x", "red"),
     "undecided": Look(_("undecided"), "help", "grey"),
 }
 SIDES = [("old", _("old")), ("new", _("new"))]
+
+
+def title_of(weight: int, shadow_percent: int) -> str:
+    """What a step is called: its share of the requests, or that it only copies some."""
+    return str(_("shadow, %d %%") % shadow_percent) if shadow_percent else f"{weight} %"
 
 
 class Rollout(Owned, Stateful):
@@ -96,6 +105,8 @@ class RolloutStep(models.Model):
     rollout = models.ForeignKey(Rollout, on_delete=models.CASCADE, related_name="steps")
     position = models.PositiveSmallIntegerField()
     weight = models.PositiveSmallIntegerField()
+    shadow_percent = models.PositiveSmallIntegerField(default=0)
+    """Above 0: requests are only copied, so many per cent of them."""
     hold_seconds = models.FloatField()
     began_at = models.DateTimeField(default=timezone.now)
     patient_since = models.DateTimeField(default=timezone.now)
@@ -108,7 +119,7 @@ class RolloutStep(models.Model):
     measures: Any = models.JSONField(default=list)
     """What was compared at the last look: name, verdict, both figures, counts, margin."""
     figure: Any = models.JSONField(default=dict)
-    """Times by ten seconds and side, for the chart."""
+    """Times by ten seconds and side, for the chart; of a shadow also `shadow`, as `judging.shadow_facts` has it."""
     passed_by = models.CharField(max_length=8, blank=True)
     """`verdict` or `person`."""
 
@@ -117,7 +128,12 @@ class RolloutStep(models.Model):
         constraints = [models.UniqueConstraint(fields=["rollout", "position"], name="one_rollout_step_per_position")]
 
     def __str__(self) -> str:
-        return f"{self.rollout}: {self.weight} %"
+        return f"{self.rollout}: {self.title}"
+
+    @property
+    def title(self) -> str:
+        """Its name on the pages."""
+        return title_of(self.weight, self.shadow_percent)
 
     @property
     def verdict_look(self) -> Look:

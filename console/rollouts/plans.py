@@ -5,6 +5,7 @@ from typing import Any
 
 USUAL_WEIGHTS = (1, 5, 25, 50, 100)
 USUAL_HOLD_SECONDS = 300
+USUAL_SHADOW_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,8 @@ class Stage:
     weight: int
     """Per cent."""
     hold_seconds: float
+    shadow_percent: int = 0
+    """So many per cent of the requests are also sent to the new side, whose answers nobody gets; `weight` is 0 then."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,16 @@ class Plan:
     """X-Model-Version by which clients reach the new side before anybody; empty: nobody does."""
     top_up: bool = True
     """The console asks both sides itself where there is too little traffic for a verdict."""
+
+    @property
+    def shadow(self) -> Stage | None:
+        """The stage in which requests are only copied; None if none was asked for."""
+        return next((stage for stage in self.stages if stage.shadow_percent), None)
+
+    @property
+    def weights(self) -> list[int]:
+        """The shares of the stages in which requests shift."""
+        return [stage.weight for stage in self.stages if not stage.shadow_percent]
 
     def as_json(self) -> dict[str, Any]:
         """For the database."""

@@ -1,15 +1,16 @@
 """What the pages of rollouts show: the truth in a sentence, the steps, the measures with both sides' numbers, the chart."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from console.common.spans import readable_duration
 from console.common.states import Look
 from console.rollouts.inference import LEAST_REQUESTS
-from console.rollouts.models import VERDICT_LOOKS, Rollout, RolloutStep
+from console.rollouts.models import MOVING_STATES, VERDICT_LOOKS, Rollout, RolloutStep, title_of
 from console.rollouts.plans import Plan
 
 
@@ -31,13 +32,15 @@ class ShownStep:
 
     step: RolloutStep
     measures: list[ShownMeasure]
+    copies: list[tuple[str, str]]
+    """Of a shadow: what became of the copies, in words."""
 
 
 @dataclass(frozen=True)
 class ShownStage:
     """A step of the plan: `past`, `worse`, `now` or `ahead`."""
 
-    weight: int
+    title: str
     place: str
     holds: str
     """For how long at least, in words."""
@@ -46,11 +49,16 @@ class ShownStage:
 def sentence(rollout: Rollout) -> str:
     """The truth about a rollout."""
     steps = list(rollout.steps.all())
-    share = steps[-1].weight if steps else 0
+    share, copied = (steps[-1].weight, steps[-1].shadow_percent) if steps else (0, 0)
     words = {
         "preparing": _("The new engines are being brought up beside the old ones; no request goes there yet."),
+        "shadowing": _(
+            "%(copied)d %% of the requests are also sent to spec %(new)d, whose answers nobody gets; %(verdict)s."
+        ),
         "shifting": _("%(share)d %% of the requests go to spec %(new)d; %(verdict)s."),
-        "held": _("On hold at %(share)d %%: %(why)s"),
+        "held": _("On hold while %(copied)d %% are copied: %(why)s")
+        if copied
+        else _("On hold at %(share)d %%: %(why)s"),
         "draining": _("All requests go to spec %(new)d; the old engines finish what they have begun."),
         "succeeded": _("Done: spec %(new)d took over from spec %(old)d."),
         "rolling_back": _("All requests go to spec %(old)d again: %(why)s"),
@@ -59,7 +67,7 @@ def sentence(rollout: Rollout) -> str:
         "failed": _("Spec %(new)d never got a request; spec %(old)d serves on. %(why)s"),
     }[rollout.state]
     return words % {
-        "share": share, "new": rollout.new_spec.number, "old": rollout.old_spec.number,
+        "share": share, "copied": copied, "new": rollout.new_spec.number, "old": rollout.old_spec.number,
         "why": rollout.finding.get("text") or rollout.state_reason,
         "verdict": VERDICT_LOOKS[steps[-1].verdict].word if steps else "",
     }  # fmt: skip
@@ -67,7 +75,7 @@ def sentence(rollout: Rollout) -> str:
 
 def stages(rollout: Rollout, steps: Sequence[RolloutStep]) -> list[ShownStage]:
     """The plan's steps, and where it is."""
-    living = rollout.state in ("shifting", "held")
+    living = rollout.state in (*MOVING_STATES, "held")
 
     def place(at: int) -> str:
         if at > len(steps):
@@ -77,14 +85,27 @@ def stages(rollout: Rollout, steps: Sequence[RolloutStep]) -> list[ShownStage]:
         return "worse" if steps[at - 1].verdict == "worse" else "past"
 
     return [
-        ShownStage(stage.weight, place(at), readable_duration(stage.hold_seconds))
+        ShownStage(title_of(stage.weight, stage.shadow_percent), place(at), readable_duration(stage.hold_seconds))
         for at, stage in enumerate(rollout.chosen.stages, start=1)
     ]
 
 
 def shown(step: RolloutStep) -> ShownStep:
     """A step with its measures in words."""
-    return ShownStep(step, [_measure(one) for one in step.measures])
+    facts = step.figure.get("shadow")
+    return ShownStep(step, [_measure(one) for one in step.measures], list(_copies(facts)) if facts else [])
+
+
+def _copies(facts: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    yield _("Requests copied"), str(number_format(facts["copied"]))
+    yield _("Copies answered"), str(number_format(facts["ended"] - facts["failed"]))
+    yield _("Copies failed"), str(number_format(facts["failed"]))
+    if facts["busy"]:
+        yield _("Not copied: too many under way"), str(number_format(facts["busy"]))
+    if facts["large"]:
+        yield _("Not copied: larger than 256 KiB"), str(number_format(facts["large"]))
+    old, new = (_figure(facts[name], is_time=True) for name in ("whole_old", "whole_new"))
+    yield _("Whole answer, p95"), _("old %(old)s, new %(new)s") % {"old": old, "new": new}
 
 
 def _measure(one: dict[str, Any]) -> ShownMeasure:
@@ -164,7 +185,7 @@ def figure(steps: Sequence[RolloutStep]) -> dict[str, Any] | None:
     ]
     notes = [
         {"x": (step.began_at - begin).total_seconds() / 60, "y": 1.04, "yref": "paper", "showarrow": False,
-         "text": f"{step.weight} %", "xanchor": "left"}
+         "text": step.title, "xanchor": "left"}
         for step in steps
     ]  # fmt: skip
     return {

@@ -1,12 +1,14 @@
-"""What was seen of both sides: requests of users from the gateway's rows, and the console's own questions.
+"""What was seen of both sides: requests of users (and copies of them) from the gateway's rows, and the console's own questions.
 
 Rows are read once, as they come; after a restart of the console all of them are read again.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+
+from django.db.models import Q
 
 from console.deployments.models import Instance
 from console.gateway.models import GatewayRequest
@@ -29,6 +31,7 @@ class Sample:
     ttft_ms: float | None
     pace_ms: float | None
     finish_reason: str
+    latency_ms: float | None = None
 
 
 @dataclass
@@ -56,7 +59,7 @@ class Side:
 
     @property
     def users(self) -> int:
-        """Requests of users."""
+        """Requests of users, and copies of them."""
         return sum(one.stratum == USERS for one in self.samples)
 
 
@@ -90,6 +93,7 @@ class Samples:
         self._sides: dict[tuple[int, str], Side] = defaultdict(Side)
         self._side_of: dict[int, str] = {}
         self._request = self._probe = 0
+        self._copied: dict[int, Counter[str]] = defaultdict(Counter)
 
     def read(self) -> None:
         """Take in what is new."""
@@ -99,20 +103,41 @@ class Samples:
         rows = Instance.objects.filter(deployment=self._rollout.deployment_id).values_list("pk", "spec")
         self._side_of = {pk: "new" if spec == self._rollout.new_spec_id else "old" for pk, spec in rows}
         self._request = max(self._request, self._steps[1].first_request)
-        fresh = GatewayRequest.objects.filter(pk__gt=self._request, instance__in=list(self._side_of), refusal="")
-        for row in fresh.order_by("pk").iterator():
+        # A copy that found no engine names none.
+        copies = Q(shadow=GatewayRequest.COPY, deployment=self._rollout.deployment.name)
+        ours = Q(instance__in=list(self._side_of)) | copies
+        for row in GatewayRequest.objects.filter(ours, pk__gt=self._request, refusal="").order_by("pk").iterator():
             self._request = row.pk
-            # A client that went away says nothing about the engine.
-            if not row.end.startswith(("C", "c")):
-                self._put(self._side_of[row.instance or 0], of_request(row))
+            self._take(row)
         for probe in Probe.objects.filter(rollout=self._rollout, pk__gt=self._probe).order_by("pk").iterator():
             self._probe = probe.pk
             self._put(probe.side, of_probe(probe))
 
+    def _take(self, row: GatewayRequest) -> None:
+        is_copy = row.shadow == GatewayRequest.COPY
+        at = self._step_at(row.at)
+        if at is not None and row.shadow:
+            self._copied[at][row.shadow] += 1
+            self._copied[at]["failed"] += is_copy and of_request(row).failed
+        # What could not be copied has no like on the other side.
+        if row.shadow in ("busy", "large"):
+            return
+        # A client that went away says nothing about the engine. A copy that was cut off did begin in its time.
+        if row.end.startswith(("C", "c")) and not (is_copy and row.ttft_ms is not None):
+            return
+        self._put("new" if is_copy else self._side_of[row.instance or 0], of_request(row))
+
+    def _step_at(self, at: datetime) -> int | None:
+        return max((one.position for one in self._steps.values() if one.began_at <= at), default=None)
+
     def _put(self, side: str, sample: Sample) -> None:
-        at = max((one.position for one in self._steps.values() if one.began_at <= sample.at), default=None)
+        at = self._step_at(sample.at)
         if at is not None:
             self._sides[at, side].samples.append(sample)
+
+    def copied(self, step: RolloutStep) -> Counter[str]:
+        """How many requests of a step were copied (`original`), or not (`busy`, `large`); copies that ended, and failed."""
+        return self._copied[step.position]
 
     def new(self, step: RolloutStep) -> Side:
         """The new side in a step."""
@@ -142,7 +167,7 @@ def of_request(row: GatewayRequest) -> Sample:
         spent = row.latency_ms - row.ttft_ms
         pace = spent / (row.output_tokens - 1) if spent > 0 else None
     failed = row.status >= 400 or row.end.startswith(("S", "s"))
-    return Sample(row.at, USERS, failed, row.ttft_ms, pace, row.finish_reason)
+    return Sample(row.at, USERS, failed, row.ttft_ms, pace, row.finish_reason, row.latency_ms)
 
 
 def of_probe(probe: Probe) -> Sample:

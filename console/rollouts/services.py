@@ -13,17 +13,18 @@ from console.access import services as access
 from console.access.models import User
 from console.common import live
 from console.common.errors import Refused
+from console.common.spans import readable_duration
 from console.common.states import move
 from console.deployments import adapter_fit, arguments_check, changes, claims, gates
 from console.deployments import services as deployments
 from console.deployments.changes import Wish
 from console.deployments.models import Deployment, Instance, Spec
 from console.gateway import bell
-from console.gateway.models import Canary, GatewayRequest, Target
+from console.gateway.models import Canary, GatewayRequest, Route, Target
 from console.jobs import services as jobs
 from console.jobs.models import Job
-from console.rollouts.models import LIVE_STATES, Happening, Rollout, RolloutStep
-from console.rollouts.plans import Plan
+from console.rollouts.models import ABORTABLE_STATES, LIVE_STATES, MOVING_STATES, Happening, Rollout, RolloutStep
+from console.rollouts.plans import Plan, Stage
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,16 @@ def preview(deployment: Deployment, wish: Wish, plan: Plan) -> Preview:
     if not set(changes.changed_parts(old, new)) & set(changes.NEEDS_RESTART):
         raise Refused(_("Nothing that an engine runs by is different from spec %(number)d.") % {"number": old.number})
     adapter_fit.refuse_losing(deployment, wish.arguments, wish.copy.revision)
-    routes = [str(target.route) for target in _targets(deployment)]
+    routes = routes_of(deployment)
     if not routes:
         raise Refused(_("No route leads to %(name)s, so there are no requests to shift. Make a route first.")
                       % {"name": deployment})  # fmt: skip
+    if plan.shadow and not any(route.shadow_allowed_at for route in routes):
+        raise Refused(
+            _("None of the routes %(routes)s allows its requests to be copied. Allow it on the route's page, or leave this"
+              " empty.") % {"routes": ", ".join(map(str, routes))},
+            field="shadow_percent",
+        )  # fmt: skip
     if new.port is not None:
         raise Refused(_("Old and new can't share port %(port)d. Leave the port empty.") % {"port": new.port})
     deployments.check_placement(wish.copy.host, devices=wish.devices, replicas=wish.replicas)
@@ -79,12 +86,17 @@ def preview(deployment: Deployment, wish: Wish, plan: Plan) -> Preview:
     return Preview(tuple(_sentences(old, new, plan, places, routes)), tuple(places))
 
 
+def routes_of(deployment: Deployment) -> list[Route]:
+    """The routes whose requests a rollout of a deployment shifts."""
+    return [target.route for target in _targets(deployment)]
+
+
 def _targets(deployment: Deployment) -> list[Target]:
     return list(Target.objects.filter(deployment=deployment, route__enabled=True).select_related("route"))
 
 
 def _sentences(
-    old: Spec, new: Spec, plan: Plan, places: Sequence[claims.Place], routes: Sequence[str]
+    old: Spec, new: Spec, plan: Plan, places: Sequence[claims.Place], routes: Sequence[Route]
 ) -> Iterable[str]:
     hosts = ", ".join(sorted({place.site.host.name for place in places}))
     yield ngettext(
@@ -104,9 +116,10 @@ def _sentences(
         yield _("Clients that send X-Model-Version: %(version)s can try it then, before anybody.") % {
             "version": plan.version
         }
-    weights = ", ".join(f"{stage.weight} %" for stage in plan.stages)
+    if plan.shadow:
+        yield from _shadow_sentences(plan.shadow, routes)
     yield _("Requests of %(routes)s shift in steps: %(weights)s. Nothing is dropped while they do.") % {
-        "routes": ", ".join(routes), "weights": weights,
+        "routes": ", ".join(map(str, routes)), "weights": ", ".join(f"{weight} %" for weight in plan.weights),
     }  # fmt: skip
     yield _(
         "If it is worse, dies, hangs or answers nonsense, all requests go back to spec %(old)d within two seconds."
@@ -114,6 +127,17 @@ def _sentences(
     yield _("At the end the engines of spec %(old)d finish what they have begun and are stopped; spec %(new)d is in force.") % {
         "old": old.number, "new": new.number,
     }  # fmt: skip
+
+
+def _shadow_sentences(shadow: Stage, routes: Sequence[Route]) -> Iterable[str]:
+    copied = [str(route) for route in routes if route.shadow_allowed_at]
+    left_out = [str(route) for route in routes if not route.shadow_allowed_at]
+    yield _("First %(percent)d %% of the requests of %(routes)s are also sent to it for %(time)s at least. Those answers are"
+            " thrown away: clients notice nothing, and pay nothing.") % {
+        "percent": shadow.shadow_percent, "routes": ", ".join(copied), "time": readable_duration(shadow.hold_seconds),
+    }  # fmt: skip
+    if left_out:
+        yield _("Requests of %(routes)s are not copied: that was not allowed there.") % {"routes": ", ".join(left_out)}
 
 
 def start(deployment: Deployment, wish: Wish, plan: Plan, *, actor: User | None, reason: str) -> Rollout:
@@ -205,7 +229,7 @@ def hold(rollout: Rollout, *, actor: User | None, reason: str) -> None:
     """Stay at this step until somebody says to go on. It is still rolled back by itself if it turns out to be bad."""
     with transaction.atomic():
         rollout = locked(rollout)
-        _refuse_unless(rollout, "shifting")
+        _refuse_unless(rollout, *MOVING_STATES)
         move(rollout, to="held", reason=reason, actor=actor)
         happened(rollout, "player-pause", _("On hold."), actor=actor, reason=reason)
         _record(rollout, "rollout.hold", actor=actor, reason=reason)
@@ -216,7 +240,8 @@ def go_on(rollout: Rollout, *, actor: User, reason: str) -> None:
     with transaction.atomic():
         rollout = locked(rollout)
         _refuse_unless(rollout, "held")
-        move(rollout, to="shifting", reason=reason, actor=actor)
+        step = rollout.current()
+        move(rollout, to="shadowing" if step and step.shadow_percent else "shifting", reason=reason, actor=actor)
         rollout.steps.filter(ended_at=None).update(patient_since=timezone.now())
         happened(rollout, "player-play", _("Goes on."), actor=actor, reason=reason)
         _record(rollout, "rollout.go_on", actor=actor, reason=reason)
@@ -226,7 +251,7 @@ def skip(rollout: Rollout, *, actor: User, reason: str) -> None:
     """Take the next step without a verdict of this one."""
     with transaction.atomic():
         rollout = locked(rollout)
-        _refuse_unless(rollout, "shifting", "held")
+        _refuse_unless(rollout, *MOVING_STATES, "held")
         happened(rollout, "player-skip-forward", _("Next step, without a verdict."), actor=actor, reason=reason)
         _record(rollout, "rollout.skip", actor=actor, reason=reason)
         advance(rollout, by="person", actor=actor, reason=reason)
@@ -236,7 +261,7 @@ def abort(rollout: Rollout, *, actor: User, reason: str) -> None:
     """Send all requests back to the old side and stop the new one."""
     with transaction.atomic():
         rollout = locked(rollout)
-        _refuse_unless(rollout, "preparing", "shifting", "held", "draining")
+        _refuse_unless(rollout, *ABORTABLE_STATES)
         if rollout.stop_job is not None:
             raise Refused(_("The old engines are being stopped already. Roll back to spec %(number)d on the deployment's"
                             " page.") % {"number": rollout.old_spec.number})  # fmt: skip
@@ -299,20 +324,26 @@ def advance(rollout: Rollout, *, by: str, actor: User | None = None, reason: str
     stage = stages[position - 1]
     newest = GatewayRequest.objects.aggregate(newest=Max("pk"))["newest"] or 0
     RolloutStep.objects.create(
-        rollout=rollout, position=position, weight=stage.weight, hold_seconds=stage.hold_seconds, first_request=newest
-    )
-    shift(rollout, stage.weight)
-    if rollout.state != "shifting":
-        move(rollout, to="shifting", reason=reason, actor=actor)
-    happened(
-        rollout, "adjustments", _("%(weight)d %% of the requests go to the new engines.") % {"weight": stage.weight}
-    )
+        rollout=rollout, position=position, weight=stage.weight, shadow_percent=stage.shadow_percent,
+        hold_seconds=stage.hold_seconds, first_request=newest,
+    )  # fmt: skip
+    shift(rollout, stage.weight, shadow=stage.shadow_percent)
+    to = "shadowing" if stage.shadow_percent else "shifting"
+    if rollout.state != to:
+        move(rollout, to=to, reason=reason, actor=actor)
+    text = _("%(weight)d %% of the requests go to the new engines.")
+    if stage.shadow_percent:
+        text = _("%(copied)d %% of the requests are also sent to the new engines, whose answers are thrown away.")
+    happened(rollout, "adjustments", text % {"weight": stage.weight, "copied": stage.shadow_percent})
 
 
-def shift(rollout: Rollout, share: int, *, pinned: bool = True) -> None:
-    """Send a share (per cent) of the requests to the new side: in force as soon as the gateway hears the bell."""
+def shift(rollout: Rollout, share: int, *, shadow: int = 0, pinned: bool = True) -> None:
+    """Send a share (per cent) of the requests to the new side, and copies of as many others as `shadow` says (per cent).
+
+    In force as soon as the gateway hears the bell.
+    """
     rows = Canary.objects.filter(spec=rollout.new_spec_id)
-    rows.update(share=share) if pinned else rows.update(share=share, version="")
+    rows.update(share=share, shadow=shadow, **({} if pinned else {"version": ""}))
     bell.ring()
     live.changed("route")
 

@@ -20,7 +20,7 @@ from console.deployments.spec_difference import compare
 from console.jobs.asking import ask
 from console.rollouts import presentation, services
 from console.rollouts.forms import RolloutForm
-from console.rollouts.models import Happening, Rollout, RolloutStep
+from console.rollouts.models import ABORTABLE_STATES, MOVING_STATES, Happening, Rollout, RolloutStep
 
 PAGE_SIZE = 50
 
@@ -60,6 +60,7 @@ def rollout_new(request: HttpRequest, pk: int) -> HttpResponse:
         return redirect("rollout_detail", pk=living.pk)
     form = RolloutForm(request.POST or None, deployment=deployment, spec=spec)
     context: dict[str, Any] = {"form": form, "deployment": deployment, "spec": spec}
+    context["routes"] = services.routes_of(deployment)
     if request.method == "POST" and form.is_valid():
         try:
             if "start" in request.POST:
@@ -90,9 +91,10 @@ def rollout_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "margins": presentation.margins(rollout.chosen),
         "happenings": happenings,
         "figure": presentation.figure(steps),
-        "pinned": rollout.chosen.version if rollout.state in ("shifting", "held", "draining") else "",
+        "pinned": rollout.chosen.version if rollout.state in (*MOVING_STATES, "held", "draining") else "",
+        "moving": rollout.state in MOVING_STATES,
         "stuck": services.is_stuck(rollout),
-        "may_abort": rollout.state in ("preparing", "shifting", "held", "draining") and rollout.stop_job is None,
+        "may_abort": rollout.state in ABORTABLE_STATES and rollout.stop_job is None,
     }
     return render(request, "rollouts/detail.html", context)
 

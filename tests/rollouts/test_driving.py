@@ -16,11 +16,12 @@ import httpx2
 import pytest
 from django.utils import timezone
 
+from console.access.models import User
 from console.common.secrets import encrypt
 from console.deployments.changes import Wish
 from console.deployments.models import Attempt, Deployment, Instance
 from console.gateway import keys, names, plan, routes
-from console.gateway.models import Canary, Route
+from console.gateway.models import Canary, GatewayRequest, Route
 from console.gateway.routes import Share
 from console.jobs.models import Job
 from console.rollouts import services
@@ -205,3 +206,45 @@ def test_one_that_dies_goes_back(
     # The server is gone now.
     wait_until(lambda: state(rollout) != "shifting", seconds=30)
     assert (rollout.state, rollout.finding["code"]) == ("rolling_back", "died")
+
+
+def shadow_first(pause_seconds: float = 0) -> Plan:
+    """Requests are copied for two seconds at least, before any is shifted."""
+    margins = Margins(ttft=9, pace=1 if pause_seconds else 9, errors=0.2, finish=0.5)
+    return replace(QUICK, margins=margins, stages=(Stage(0, 2, shadow_percent=100), *QUICK.stages))
+
+
+def test_what_was_only_copied_first_arrives_too(controlled: str, old: Sensible, secret: str) -> None:
+    routes.allow_shadows(Route.objects.get(), actor=User.objects.create(username="ada"), reason="tests")
+    wait_until(lambda: answers(controlled, secret), seconds=20)
+    with serving(engine_at("new")) as new, client(controlled, secret) as wrong:
+        rollout = begin(new, shadow_first())  # type: ignore[arg-type]
+        wait_until(lambda: state(rollout) == "shadowing", seconds=30)
+        wait_until(lambda: GatewayRequest.objects.filter(shadow="copy").count() > 5, seconds=30)
+        assert (
+            not GatewayRequest.objects.of_clients()
+            .filter(instance__in=Instance.objects.filter(spec=rollout.new_spec))
+            .exists()
+        )
+        wait_until(lambda: state(rollout) in ("succeeded", "rolled_back", "held"), seconds=150)
+    assert (rollout.state, rollout.finding, wrong) == ("succeeded", {}, [])
+    assert [one.passed_by for one in rollout.steps.all()] == ["verdict"] * 3
+    facts = rollout.steps.get(position=1).figure["shadow"]
+    assert facts["ended"] > 0
+    assert facts["failed"] == 0
+
+
+def test_copies_that_are_slow_send_it_back_and_no_client_ever_met_it(
+    controlled: str, old: Sensible, secret: str
+) -> None:
+    routes.allow_shadows(Route.objects.get(), actor=User.objects.create(username="ada"), reason="tests")
+    wait_until(lambda: answers(controlled, secret), seconds=20)
+    with serving(engine_at("new")) as new, client(controlled, secret) as wrong:
+        new.pause_seconds = 0.05
+        rollout = begin(new, shadow_first(new.pause_seconds))  # type: ignore[arg-type]
+        wait_until(lambda: state(rollout) == "shadowing", seconds=30)
+        wait_until(lambda: state(rollout) != "shadowing", seconds=120)
+        wait_until(lambda: state(rollout) == "rolled_back", seconds=40)
+    assert (rollout.finding["code"], wrong) == ("pace", [])
+    met = GatewayRequest.objects.filter(instance__in=Instance.objects.filter(spec=rollout.new_spec))
+    assert set(met.values_list("shadow", flat=True)) == {"copy"}
