@@ -41,11 +41,10 @@ def test_a_full_disk(tmp_path: Path, engine: str) -> None:
         with scene_in(disk, engine) as scene:
             before = scene.state
             full = disk / "full"
-            with full.open("wb") as file:
+            with full.open("wb", buffering=0) as file:
                 try:
                     while True:
                         file.write(b"\0" * 65_536)
-                        file.flush()
                 except OSError:
                     pass
             time.sleep(1)

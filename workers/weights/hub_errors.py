@@ -73,6 +73,12 @@ class ForbiddenError(HubError):
     advice = "Give the token the right to read this repository, or use another token."
 
 
+class ForbiddenWithoutTokenError(ForbiddenError):
+    """Nobody gave a token, and the hub, or what stands before it, refuses."""
+
+    advice = "Give the source a token; or ask who runs the hub whether it refuses this machine's address."
+
+
 class RepositoryNotFoundError(HubError):
     """There is no such repository, or this token may not know of it."""
 
@@ -163,8 +169,9 @@ def from_response(response: httpx2.Response, body: bytes, *, what: str, with_tok
             return UnauthorizedError(f"the hub does not accept the token{_quoted(said)}")
         return _named(TokenNeededError, what, said)
     if status == 403:
-        kind = GatedError if "gated" in said.lower() or "restricted" in said.lower() else ForbiddenError
-        return _named(kind, what, said)
+        if "gated" in said.lower() or "restricted" in said.lower():
+            return _named(GatedError, what, said)
+        return _named(ForbiddenError if with_token else ForbiddenWithoutTokenError, what, said)
     if status == 429:
         return _rate_limited(response)
     return _by_status(status, what, said, response)
@@ -187,6 +194,7 @@ def _named(kind: type[HubError], what: str, said: str) -> HubError:
         RevisionNotFoundError: f"the hub has the repository, but not {what}",
         HubFileNotFoundError: f"the hub has no {what}",
         ForbiddenError: f"the token may not read {what}",
+        ForbiddenWithoutTokenError: f"the hub refuses {what} to a request without a token",
         FileChangedError: f"{what} is not what it was",
     }
     return kind(texts[kind] + _quoted(said))

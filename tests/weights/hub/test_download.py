@@ -117,7 +117,7 @@ LIES: list[tuple[dict[str, Any], type[errors.HubError], str]] = [
     ({"flip_byte_at": 5, "flips": 10**6}, errors.ChecksumMismatchError, "was fetched 2 times"),
     ({"status": 404, "statuses": 10**6}, errors.HubFileNotFoundError, "the hub has no"),
     ({"status": 401, "statuses": 10**6}, errors.TokenNeededError, "nobody without a token"),
-    ({"status": 403, "statuses": 10**6}, errors.ForbiddenError, "may not read"),
+    ({"status": 403, "statuses": 10**6}, errors.ForbiddenWithoutTokenError, "a request without a token"),
     ({"status": 418, "statuses": 10**6}, errors.BadAnswerError, "status 418"),
     ({"cut_to": -1}, ShortAnswerError, "ended"),
 ]
@@ -143,6 +143,14 @@ def test_a_gate_is_told_as_a_gate(hub: Hub, cache: Path, token: str, kind: type[
     with pytest.raises(kind):
         fetch(hub, cache, token=token)
     assert fetch(hub, cache, token=GOOD_TOKEN).files == 1
+
+
+def test_a_token_that_may_not_read_is_told_as_such(hub: Hub, repository: Repository, cache: Path) -> None:
+    request = request_of(hub, token=GOOD_TOKEN)
+    hub.faults = Faults(status=403, statuses=10**6)
+    with pytest.raises(errors.ForbiddenError, match="the token may not read") as caught:
+        Downloader(request, cache).run()
+    assert type(caught.value) is errors.ForbiddenError
 
 
 def test_a_stalled_connection_is_made_anew(hub: Hub, repository: Repository, cache: Path) -> None:
