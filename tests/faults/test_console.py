@@ -177,11 +177,5 @@ def _rows(url: str, query: str, *values: Any) -> list[tuple[Any, ...]]:
 def _restart_postgres(url: str) -> None:
     programs = postgres_bin()
     assert programs
-    port = url.rpartition(":")[2].partition("/")[0]
-    data = next(
-        folder / "data"
-        for folder in Path("/tmp").glob("slipway-postgres-*")
-        if f"-p {port} " in (folder / "data" / "postmaster.opts").read_text().replace('"', " ")
-        or f'"-p" "{port}"' in (folder / "data" / "postmaster.opts").read_text()
-    )
+    ((data,),) = _rows(url, "show data_directory")
     run(programs / "pg_ctl", "-D", data, "-m", "immediate", "-w", "-s", "restart")

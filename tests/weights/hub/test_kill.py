@@ -62,13 +62,15 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_ten_kills_at_random_moments_cost_less_than_one_percent(hub: Hub, cache: Path) -> None:
-    # Each kill costs what the connections hold between reading and writing, 64 KiB each at most, whatever the size.
-    files = {"model-1.safetensors": noise(96_000_000, 1), "model-2.safetensors": noise(64_000_000, 2)}
+    # Each kill costs what the connections hold between reading and writing, 64 KiB each at most, whatever the size: the
+    # busier the machine, the nearer it comes to that, which is 1.3 % of a model as small as this one.
+    shared = noise(40_000_000, 1)
+    files = {"model-1.safetensors": shared * 6, "model-2.safetensors": shared[::-1] * 4}
     repository = hub.add(NAME, {"config.json": b"{}", **files})
     size = sum(len(item.data) for item in repository.files.values())
     request = request_of(hub)
     hub.sent.clear()
-    hub.faults = Faults(rate=28e6, block=4096)
+    hub.faults = Faults(rate=70e6, block=4096)
     draw, got = random.Random(), multiprocessing.RawArray("q", 11)
     for kill in range(10):
         goal = sum(got) + draw.randrange(100_000, size // 11)
