@@ -149,7 +149,7 @@ def test_a_token_that_may_not_read_is_told_as_such(hub: Hub, repository: Reposit
     request = request_of(hub, token=GOOD_TOKEN)
     hub.faults = Faults(status=403, statuses=10**6)
     with pytest.raises(errors.ForbiddenError, match="the token may not read") as caught:
-        Downloader(request, cache).run()
+        Downloader(request, cache, token=GOOD_TOKEN).run()
     assert type(caught.value) is errors.ForbiddenError
 
 
