@@ -36,7 +36,7 @@ TOOL = {
     "type": "function",
     "function": {
         "name": "weather", "description": "The weather of a place.",
-        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+        "parameters": {"type": "object", "properties": {"place": {"enum": ["Paris", "Rome"]}}, "required": ["place"]},
     },
 }  # fmt: skip
 # What differs between any two answers of the same engine.
@@ -112,7 +112,9 @@ def both(gateway: Running, engine: int) -> tuple[httpx2.Client, httpx2.Client]:
     direct = httpx2.Client(
         base_url=f"http://127.0.0.1:{engine}", headers={"Authorization": f"Bearer {KEY}"}, timeout=120, trust_env=False
     )
-    return gateway.client(), direct
+    by_gateway = gateway.client()
+    by_gateway.timeout = direct.timeout
+    return by_gateway, direct
 
 
 BODIES = {
@@ -181,7 +183,8 @@ def test_openai_python_chats_streams_calls_tools_and_uses_responses(gateway: Run
         chunks = list(client.chat.completions.create(stream=True, **CHAT))  # type: ignore[call-overload]
         assert "".join(one.choices[0].delta.content or "" for one in chunks) == whole.choices[0].message.content
         chosen = {"type": "function", "function": {"name": "weather"}}
-        called = client.chat.completions.create(tools=[TOOL], tool_choice=chosen, **CHAT)  # type: ignore[call-overload]
+        asked = CHAT | {"max_tokens": 40, "tools": [TOOL], "tool_choice": chosen}  # a call that is cut short is none
+        called = client.chat.completions.create(**asked)  # type: ignore[call-overload]
         assert called.choices[0].message.tool_calls[0].function.name == "weather"
         answer = client.responses.create(model="chat", input="Name a colour.", max_output_tokens=12, temperature=0)
         assert answer.output_text
