@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.host.vllm_package import make_wheel
 from tests.standin import quantizer
 from tests.weights.build import make_model, make_quantised
 from workers.contracts import StepFinished, StepKind, StepOrder
-from workers.host.quantizers import Quantizer, known_quantizer, register_quantizer
+from workers.host.quantizers import Quantizer, known_quantizer, quantizers_dir, register_quantizer, sweep_quantizers
 from workers.host.step_files import StepFiles
 from workers.host.step_runner import cancel_step, run_order
 from workers.host_config import HostConfig
@@ -202,6 +203,23 @@ def test_it_is_installed_from_the_host_s_own_index_and_removed_again(
     removed = bare.step(StepKind.REMOVE_QUANTIZER, key=bare.key)
     assert removed.result["freed_bytes"] > 1000
     assert known_quantizer(bare.config, bare.key) is None
+
+
+def test_what_a_killed_installation_left_is_removed_and_nothing_else(bare: Host, environment: Path) -> None:
+    place = quantizers_dir(bare.config)
+    for name in (".newest/env-00000001", ".newest/env-00000001.tmp", ".newest/env-00000002"):
+        (place / name).mkdir(parents=True)
+        (place / name / "torch.so").write_bytes(b"x" * 1000)
+    whole = Quantizer(
+        key="llmcompressor-1", version="1", python=sys.executable, directory=str(place / ".newest/env-00000002")
+    )
+    register_quantizer(bare.config, whole)
+    assert bare.step(StepKind.INSTALL_QUANTIZER, path=str(environment)).outcome == "succeeded"  # adopted: its own place
+    assert sweep_quantizers(bare.config) == 2000
+    assert sorted(path.name for path in (place / ".newest").iterdir()) == ["env-00000002"]
+    (place / "llmcompressor-1" / "quantizer.json").write_text('{"key": 5}')
+    assert sweep_quantizers(bare.config) == 0
+    assert (place / ".newest/env-00000002").exists()
 
 
 @pytest.fixture

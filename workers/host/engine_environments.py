@@ -55,6 +55,11 @@ def new_environment(engines_dir: Path, key: str) -> Path:
     return directory / f"{_PREFIX}{uuid4().hex[:8]}"
 
 
+def environments_in(engines_dir: Path, keys: str = "*") -> list[Path]:
+    """Environments below the directories that match `keys`, whole or not, with what lies beside them while they are made."""
+    return sorted(engines_dir.glob(f"{keys}/{_PREFIX}*"))
+
+
 def discard(path: Path) -> None:
     """Remove an environment that failed, and the engine's directory with it if it holds nothing else."""
     shutil.rmtree(path, ignore_errors=True)

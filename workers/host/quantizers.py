@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from workers.host.engine_environments import environments_in, remove_tree, words_in_use
 from workers.host.failures import StepFailedError
 from workers.host.files import read_json, write_json
 from workers.host_config import HostConfig
@@ -69,3 +70,15 @@ def register_quantizer(config: HostConfig, quantizer: Quantizer) -> None:
     directory = quantizers_dir(config) / quantizer.key
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / _FILE, quantizer.model_dump(mode="json"))
+
+
+def sweep_quantizers(config: HostConfig) -> int:
+    """Remove environments that a killed installation left, and return the bytes of that. Needs the lock of installations."""
+    place = quantizers_dir(config)
+    known = [known_quantizer(config, file.parent.name) for file in place.glob(f"*/{_FILE}")]
+    if None in known:
+        return 0  # of a newer Slipway, perhaps: nothing that is not understood is removed
+    kept = {one.directory for one in known if one is not None}
+    left = [path for path in environments_in(place, ".*") if str(path) not in kept]
+    used = words_in_use(config.state_dir) if left else frozenset()
+    return sum(remove_tree(path) for path in left if not any(word.startswith(f"{path}/") for word in used))

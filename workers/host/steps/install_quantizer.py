@@ -12,7 +12,14 @@ from workers.host.engine_environments import discard, engine_lock, new_environme
 from workers.host.failures import StepFailedError
 from workers.host.helpers import clean_environment, run_helper
 from workers.host.pip_runs import Pip, check_space, install_failure, make_environment
-from workers.host.quantizers import DISTRIBUTION, Quantizer, known_quantizer, quantizers_dir, register_quantizer
+from workers.host.quantizers import (
+    DISTRIBUTION,
+    Quantizer,
+    known_quantizer,
+    quantizers_dir,
+    register_quantizer,
+    sweep_quantizers,
+)
 from workers.host.step_context import StepContext
 from workers.host.steps.adopt_engine import find_python
 from workers.host.trusted_paths import check_trusted
@@ -56,21 +63,27 @@ def _adopt(context: StepContext, path: str) -> Quantizer:
 
 def _install(context: StepContext, version: str) -> Quantizer:
     place = quantizers_dir(context.config)
+    if freed := sweep_quantizers(context.config):
+        context.event(f"{freed / 1e9:.1f} GB that an earlier installation left were removed.")
     check_space(place, "llm-compressor", _SPACE_NEEDED)
     # Which version it will be is not known before: the folder is called after what was asked for.
     directory = new_environment(place, f".{version or 'newest'}")
+    temporary = directory.with_name(f"{directory.name}.tmp")  # /tmp may be too small for what pip unpacks there
+    temporary.mkdir()
     try:
-        facts = _build(context, directory, version)
+        facts = _build(context, directory, version, temporary)
     except BaseException:
+        remove_tree(temporary)
         discard(directory)
         raise
+    remove_tree(temporary)
     return _take_over(context, directory, facts)
 
 
-def _build(context: StepContext, directory: Path, version: str) -> dict[str, Any]:
+def _build(context: StepContext, directory: Path, version: str, temporary: Path) -> dict[str, Any]:
     python = make_environment(context, directory)
     wanted = f"{DISTRIBUTION}=={version}" if version else DISTRIBUTION
-    ended = Pip(context, python, clean_environment(), []).install(wanted)
+    ended = Pip(context, python, clean_environment(TMPDIR=str(temporary)), []).install(wanted)
     if ended.code != 0:
         raise install_failure(DISTRIBUTION, version or "newest", ended, may_relax=False)
     return _facts(context, python)
