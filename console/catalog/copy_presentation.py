@@ -320,7 +320,10 @@ def _truth(shown: ShownCopy, unallowed: Sequence[str]) -> str:
             "what": _(" and ").join(unallowed)
         }
     if copy.state == "verified" and shown.is_adapter:
-        text += " " + _("It is a LoRA adapter: deploy its base model and give this directory with --lora-modules.")
+        text += " " + _(
+            "It is a LoRA adapter: deploy its base model with --enable-lora and add it on that deployment's page, under "
+            "Adapters; or give this directory with --lora-modules."
+        )
     if copy.state == "verified" and shown.usage.live:
         text += " " + _("%(names)s serves from it.") % {"names": shown.usage.live_names}
     return text

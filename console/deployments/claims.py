@@ -102,7 +102,7 @@ def _field(rule: Rule) -> str:
 
 def _refusal(spec: Spec, rule: Rule, decision: Decision) -> str:
     """What is missing, on the device that comes nearest, who holds it, and what next."""
-    nearest = max(decision.verdicts, key=lambda one: one.free - one.need, default=None)
+    nearest = max(decision.verdicts, key=lambda one: (not one.barred, one.free - one.need), default=None)
     if nearest is None or not nearest.device:
         return nearest.why if nearest else _("There is no host for it.")
     if nearest.free >= nearest.need and not nearest.taken:

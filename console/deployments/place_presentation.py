@@ -98,24 +98,42 @@ def places(
     note = _note(need, decision, found)
     if rule.strategy == "pack" and engine.platform == "cpu" and decision.choices:
         note = _cpu_note(rooms.shared_kv_bytes(copy, engine, values, environment))
-    return Places(decision, _sentence(decision, rule), note)
+    return Places(decision, sentence_of(decision, rule), note)
 
 
 def _own(changing: Deployment | None) -> Collection[int]:
     return list(changing.instances.filter(ordered=True).values_list("pk", flat=True)) if changing else []
 
 
-def _sentence(decision: Decision, rule: Rule) -> str:
+def sentence_of(decision: Decision, rule: Rule) -> str:
+    """The table's truth in a line: whether each replica has its place, or why none has."""
     if decision.holds:
         hosts = len({choice.host for choice in decision.choices})
         text = ngettext("%(count)d replica has its place", "%(count)d replicas have their places", rule.replicas)
         on = ngettext("on %(hosts)d host.", "on %(hosts)d hosts.", hosts)
         return f"{text % {'count': rule.replicas}} {on % {'hosts': hosts}}"
     if not decision.choices:
-        return _("No device has room for it now.")
+        return _without_choice(decision)
     return _("There is room for %(there)d of %(count)d replicas.") % {
         "there": len(decision.choices), "count": rule.replicas,
     }  # fmt: skip
+
+
+def _without_choice(decision: Decision) -> str:
+    """More room wouldn't help where a host may take none at all."""
+    barred = {one.host for one in decision.verdicts if one.barred}
+    others = {one.host for one in decision.verdicts if not one.barred}
+    if others or not barred:
+        text = _("No device has room for it now.")
+        if not barred:
+            return text
+        left_out = ngettext("%(count)d host is left out, see why below.", "%(count)d hosts are left out, see why below.",
+                            len(barred)) % {"count": len(barred)}  # fmt: skip
+        return f"{text} {left_out}"
+    reasons = sorted({one.why.rstrip(".") for one in decision.verdicts})
+    if len(barred) == 1:
+        return _("%(host)s can't take it: %(why)s.") % {"host": barred.pop(), "why": "; ".join(reasons)}
+    return _("None of the %(count)d hosts can take it: %(why)s.") % {"count": len(barred), "why": "; ".join(reasons)}
 
 
 def _cpu_note(kv_bytes: int | None) -> str:

@@ -129,6 +129,8 @@ class Verdict:
     taken: int
     """How many replicas it serves by this decision."""
     why: str
+    barred: bool = False
+    """Its host may take none at all, by what was asked for or by its own trouble: more room wouldn't help."""
 
 
 @dataclass(frozen=True)
@@ -285,14 +287,14 @@ def _verdicts(
     for host in state:
         if not host.devices:
             text = refused.get(host.pk) or _("it has told of no device that the engine runs on")
-            yield Verdict(host.name, "", 0, 0, 0, 0, 0, need.nbytes, 0, text)
+            yield Verdict(host.name, "", 0, 0, 0, 0, 0, need.nbytes, 0, text, barred=host.pk in refused)
         for device in sorted(host.devices, key=lambda one: (one.index, one.uuid)):
             mine = [one for one in choices if one.host == host.pk and device.uuid in one.devices]
             took = len(mine) * need.on(device.total)
             why = mine[0].why if mine else refused.get(host.pk) or _why_not(need, host, device, rule)
             yield Verdict(
                 host.name, device.title, device.index, device.free + took, device.total, device.claimed - took,
-                device.others, need.on(device.total), len(mine), why,
+                device.others, need.on(device.total), len(mine), why, barred=host.pk in refused,
             )  # fmt: skip
 
 

@@ -587,7 +587,10 @@ def check_copy(spec: Spec) -> None:
         )
     if spec.copy.revision.is_adapter:
         raise Refused(
-            _("%(model)s is a LoRA adapter. Deploy its base model and give %(path)s with --lora-modules.")
+            _(
+                "%(model)s is a LoRA adapter. Deploy its base model with --enable-lora and add the adapter on that "
+                "deployment's page, under Adapters; or give %(path)s with --lora-modules."
+            )
             % {"model": spec.copy.revision.model, "path": spec.copy.path},
             field="copy",
         )

@@ -33,10 +33,15 @@ class LabelsField(forms.CharField):
         for word in re.split(r"[\s,]+", super().clean(value)):
             if not word:
                 continue
-            name, _equals, text = word.partition("=")
+            name, equals, text = word.partition("=")
             if self.asks and name.startswith("!"):
                 name, text = name[1:], f"!{text}"
             plain = text.removeprefix("!") if self.asks else text
+            if equals and not plain and NAME.match(name):
+                raise forms.ValidationError(
+                    _("“%(word)s” lacks its value. Write %(name)s=value, or %(name)s alone."),
+                    params={"word": word, "name": name},
+                )
             if not NAME.match(name) or not VALUE.match(plain):
                 raise forms.ValidationError(
                     _("“%(word)s” is no label. Write name or name=value: letters, digits, dots, hyphens."),

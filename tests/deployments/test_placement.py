@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from console.deployments.place_presentation import Places
+from console.deployments.place_presentation import Places, sentence_of
 from console.deployments.placement import STRATEGIES, DeviceRoom, HostRoom, Need, Rule, decide
 
 GIB = 2**30
@@ -134,3 +134,13 @@ def test_devices_that_are_alike_share_a_row_of_the_table() -> None:
     assert [row.device for row in places.rows] == ["A100 #0.9.0, #0.11.0"]
     processor = DeviceRoom("cpu", "AMD EPYC", 0, 80 * GIB, 60 * GIB)
     assert Places(decide(Need(GIB), [host("a", processor, chosen=True)], Rule()), "", "").rows[0].device == "AMD EPYC"
+
+
+def test_where_labels_leave_a_host_out_the_sentence_says_so_instead_of_speaking_of_room() -> None:
+    fleet = [host("a", gpu(0, 80), chosen=True), host("b", gpu(0, 10), labels={"zone": "x"})]
+    nowhere = decide(Need(20 * GIB), fleet, Rule("spread", labels={"zone": "y"}))
+    assert sentence_of(nowhere, Rule()) == "None of the 2 hosts can take it: it has no label zone=y."
+    too_small = decide(Need(20 * GIB), fleet, Rule("spread", labels={"zone": "x"}))
+    assert sentence_of(too_small, Rule()) == "No device has room for it now. 1 host is left out, see why below."
+    alone = decide(Need(20 * GIB), fleet[:1], Rule("spread", labels={"zone": "x"}))
+    assert sentence_of(alone, Rule()) == "a can't take it: it has no label zone=x."

@@ -59,6 +59,7 @@ def test_labels_and_strategy_reach_the_spec_and_the_table(gpus: Fleet, admin: Us
     client, data = signed_in(admin), filled(gpus, placement="spread", labels="zone=a !spot", replicas="1")
     assert "it has no label zone=a" in preview(client, data)
     assert "no label zone=a" in errors_of(client, data)["placement"][0]
+    assert "can&#x27;t take it: it has no label zone=a." in preview(client, data)
     Host.objects.filter(pk=gpus.host.pk).update(labels={"zone": "a"})
     assert client.post(reverse("deployment_add"), data).status_code == 302
     assert Spec.objects.get().placement == {"strategy": "spread", "labels": {"spot": "!", "zone": "a"}}
@@ -70,6 +71,7 @@ def test_labels_and_strategy_reach_the_spec_and_the_table(gpus: Fleet, admin: Us
         ({"placement": "manual"}, "placement"),
         ({"placement": "spread", "devices": ["GPU-0"]}, "devices"),
         ({"labels": "no/good!"}, "labels"),
+        ({"labels": "zone="}, "labels"),
         ({"replicas": "2"}, "replicas"),
         ({"replicas": "2", "port": "18001"}, "port"),
     ],

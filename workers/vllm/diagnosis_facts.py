@@ -1,14 +1,13 @@
 """What a log says, collected line by line in constant memory: causes, deaths, the first unknown exception, milestones."""
 
 import re
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
 
 from workers.vllm.diagnosis_lines import LONGEST_LINE, Level, LogLine, clean
+from workers.vllm.diagnosis_narrowing import DEATH_WORDS, Wanted, is_crowded, lines_with, narrowed
 from workers.vllm.diagnosis_rules import RULES, Rule
 from workers.vllm.diagnosis_wrappers import DEATH_NOTICES, DEATHS, EXCEPTION, WRAPPERS
 
@@ -48,7 +47,6 @@ _STEMS = (
     b"current PyTorch",
     b"offline mode",
 )
-_STEMS_BUT_ERROR = tuple(stem for stem in _STEMS if stem != b"ERROR")
 # Lines that call themselves INFO are most of a log. Only these words make one worth a look.
 _INFORMATIVE = (
     b"startup complete",
@@ -63,26 +61,19 @@ _INFORMATIVE = (
 _ANY_WORD = (*_INFORMATIVE, *_STEMS)
 # Milestones, and the sign of a hang, count every time.
 _NEVER_OLD = re.compile(rb"startup complete|shutdown triggered|Shutting down|non-default args|block found")
-_ANY_LEVEL_RULES = tuple(rule for rule in RULES if rule.any_level)
+# After these, what was found before may count no more.
+_MAKES_NEW = (b"startup complete", b"non-default args")
+# How sure a code's rules can be, and whether one of them has something to say on its fix.
+_SUREST = {code: max(r.confidence for r in RULES if r.code == code) for code in {rule.code for rule in RULES}}
+_HINTED = frozenset(rule.code for rule in RULES if rule.hint)
 _DIGITS = b"0123456789abcdef"
 # Logs repeat themselves. A line that differs from earlier ones in numbers and ids alone is read this often, then passed
 # over.
 _READ_OFTEN = 8
 _REMEMBERED_LINES = 50_000
 _READ_CLOSELY = 4_000
-# What a milestone's, and a death's line holds: quicker to see than the expressions.
+# What a milestone's line holds: quicker to see than the expression.
 _MILESTONE_WORDS = ("startup complete", "hut", "eceived", "non-default args", "LLM engine", "API server version")
-_DEATH_WORDS = (
-    "died",
-    "egmentation",
-    "egfault",
-    "Fatal Python",
-    "dumped",
-    "terminate called",
-    "SIGSEGV",
-    "Aborted",
-    "Engine",
-)
 _STARTED = re.compile(r"Application startup complete")
 _ASKED_TO_STOP = re.compile(r"shutdown triggered|[Rr]eceived signal|^Shutting down$|received SIG(?:TERM|INT)")
 _NEW_PROCESS = re.compile(r"non-default args:|LLM engine \(v\d|vLLM API server version")
@@ -156,6 +147,7 @@ class Facts:
         self.started: Evidence | None = None
         self.asked_to_stop: Evidence | None = None
         self.recent: deque[Evidence] = deque(maxlen=_LOOK_BACK)
+        self._rules: Sequence[Rule] = RULES
         self._seen: dict[int, int] = {}
         self._wanting: list[_Wanting] = []
 
@@ -163,6 +155,10 @@ class Facts:
         """Take the next whole lines: with `\\n` between them, without one at the end."""
         # UTF-16 that somebody cut into lines: without its zeros it is ASCII again.
         block = block.replace(b"\0", b"")
+        # The first lines are all read; short ones behind them needn't be because they came in the same piece.
+        if self.line_count < _READ_CLOSELY and block.count(b"\n") > 2 * _READ_CLOSELY:
+            *head, block = block.split(b"\n", _READ_CLOSELY)
+            self.observe(b"\n".join(head))
         first = self.line_count + 1
         if first > _READ_CLOSELY and not self._wanting and not any(word in block for word in _ANY_WORD):
             # Not even split into lines: most of a long log is like this.
@@ -189,23 +185,27 @@ class Facts:
         found: set[int] = set()
         if any(word in block for word in _INFORMATIVE):
             found |= _indexes_with(block, range(len(lines)), lines, _INFORMATIVE)
-        others = [
-            index
-            for index, line in enumerate(lines)
-            if line
-            and not line.startswith((b"INFO:", b"    "))
-            and line.find(b" INFO ", 0, 96) < 0
-            # A traceback's source lines repeat the words of what they raise.
-            and line.find(b"]     ", 0, 120) < 0
-        ]
-        # The first complaint is enough; nearly all that rules look for has stems of its own.
-        enough = self.complaint is not None and self.line_count > _REMEMBERED_LINES
-        stems = _STEMS_BUT_ERROR if enough else _STEMS
+        self._rules = RULES
+        if self._is_narrowable(block):
+            suspects, self._rules = narrowed(block, lines, self._wanted())
+            return sorted(found | {index for index in suspects if _may_complain(lines[index])})
+        others = [index for index, line in enumerate(lines) if _may_complain(line)]
         rest = block if len(others) == len(lines) else b"\n".join([lines[index] for index in others])
-        found |= _indexes_with(rest, others, lines, stems)
+        found |= _indexes_with(rest, others, lines, _STEMS)
         # A start fails within its first lines: those are all read, so that no wording depends on the stems.
         found.update(index for index in others if self.line_count - len(lines) + index < _READ_CLOSELY)
         return sorted(found)
+
+    def _is_narrowable(self, block: bytes) -> bool:
+        """Whether to look for what is still wanted alone: past the first lines, where a milestone can't change that."""
+        before = self.line_count - block.count(b"\n") - 1
+        if before < _READ_CLOSELY or any(word in block for word in _MAKES_NEW):
+            return False
+        return is_crowded(block, _STEMS)
+
+    def _wanted(self) -> Wanted:
+        settled = {code for code, cause in self.causes.items() if _is_settled(cause)}
+        return Wanted(settled, self.death is None, self.exception is None, self.complaint is None)
 
     def _is_news(self, line: bytes) -> bool:
         key = hash(line[:LONGEST_LINE].translate(None, _DIGITS))
@@ -236,13 +236,13 @@ class Facts:
             return None
         if line.level is Level.INFO and _QUOTES_PEOPLE.match(text):
             return None
-        rules = _matching_rules(text, informative=line.level is Level.INFO)
+        rules = _matching_rules(self._rules, text, informative=line.level is Level.INFO)
         for rule in rules:
             if rule.context is None or any(rule.context.search(earlier.text) for earlier in before(_LOOK_BACK)):
                 return self._record(rule, line, raw, before)
         if line.level is Level.INFO:
             return None
-        may_be_death = self.death is None and any(word in text for word in _DEATH_WORDS)
+        may_be_death = self.death is None and any(word in text for word in DEATH_WORDS)
         if may_be_death and DEATHS.search(text):
             self.death = Cause("engine.died", raw.line, text.strip(), 0.8, evidence=[raw])
         elif may_be_death and self.death_notice is None and DEATH_NOTICES.search(text):
@@ -362,25 +362,40 @@ def _shown(raw: bytes) -> str:
     return _COLOUR.sub("", raw[:LONGEST_LINE].replace(b"\0", b"").decode(errors="replace")).rstrip()
 
 
+def _may_complain(line: bytes) -> bool:
+    """False for an empty line, one that calls itself INFO, and a traceback's source line, which repeats others' words."""
+    return (
+        bool(line)
+        and not line.startswith((b"INFO:", b"    "))
+        and line.find(b" INFO ", 0, 96) < 0
+        and line.find(b"]     ", 0, 120) < 0
+    )
+
+
+def _is_settled(cause: Cause) -> bool:
+    """Whether further lines of the same cause would change nothing of what is said of it."""
+    return (
+        len(cause.evidence) >= _EVIDENCE_PER_CAUSE
+        and not cause.soft
+        and cause.confidence >= _SUREST.get(cause.code, 1)
+        and bool(cause.hint or cause.code not in _HINTED)
+        and cause.code != "gpu.lost"  # a later line may name the Xid
+    )
+
+
 def _indexes_with(block: bytes, indexes: Sequence[int], lines: list[bytes], words: tuple[bytes, ...]) -> set[int]:
     """Which of the lines, that `block` consists of, hold one of the words."""
-    starts: list[int] | None = None
-    found: set[int] = set()
-    for word in words:
-        at = block.find(word)
-        while at >= 0:
-            if starts is None:
-                starts = [0, *accumulate([len(lines[index]) + 1 for index in indexes])]
-            position = bisect_right(starts, at) - 1
-            found.add(indexes[position])
-            at = block.find(word, starts[position + 1])
-    return found
+    first_at = {word: at for word in words if (at := block.find(word)) >= 0}
+    found = lines_with(block, [lines[index] for index in indexes], first_at)
+    return {indexes[position] for position in found}
 
 
-def _matching_rules(text: str, *, informative: bool) -> list[Rule]:
+def _matching_rules(rules: Sequence[Rule], text: str, *, informative: bool) -> list[Rule]:
     """The rules whose pattern is in `text`, in order, up to the first that needs no context."""
     found = []
-    for rule in _ANY_LEVEL_RULES if informative else RULES:
+    for rule in rules:
+        if informative and not rule.any_level:
+            continue
         for word in rule.words:
             if word in text:
                 break
