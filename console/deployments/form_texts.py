@@ -22,7 +22,16 @@ from console.deployments.models import Spec
 from console.fleet import labels
 from console.fleet.models import Engine
 from workers.contracts import Probe, RestartPolicy
-from workers.vllm.arguments import ArgumentSchema, Finding, RefusedValueError, Value, format_value, presets, reserved
+from workers.vllm.arguments import (
+    ArgumentSchema,
+    Finding,
+    Preset,
+    RefusedValueError,
+    Value,
+    format_value,
+    presets,
+    reserved,
+)
 
 LISTS = ("devices",)
 """Fields that are sent once for each of their values."""
@@ -60,6 +69,12 @@ class Texts:
         known = {line.partition("=")[0].strip() for line in text.splitlines()}
         fresh = {name: value for name, value in environment.items() if name not in known}
         self.fields["environment"] = "\n".join(filter(None, [text, environment_text(fresh)]))
+
+    def drop_environment(self, environment: Mapping[str, str]) -> None:
+        """Remove variables that are set to just that."""
+        dropped = environment_text(environment).splitlines()
+        lines = self.fields.get("environment", "").splitlines()
+        self.fields["environment"] = "\n".join(line for line in lines if line.strip() not in dropped)
 
 
 def of_post(data: Any) -> Texts:
@@ -197,16 +212,27 @@ def take_fixes(texts: Texts, schema: ArgumentSchema, which: str) -> None:
 
 
 def apply_preset(texts: Texts, schema: ArgumentSchema, name: str) -> None:
-    """Set what a preset sets; everything else stays as it is."""
-    preset = next((one for one in presets(schema) if one.name == name), None)
+    """Set what a preset sets, in place of another one that stands there whole; everything else stays as it is."""
+    every = presets(schema)
+    preset = next((one for one in every if one.name == name), None)
     if preset is None:
         return
-    offered = {
-        dest: value for dest, value in preset.values.items() if dest not in NOT_IN_FORM and dest not in reserved()
-    }
-    for dest, value in offered.items():
-        texts.fields[PREFIX + dest] = text_of(schema.by_dest[dest], value)
+    for other in every:
+        fields = _fields_of(other, schema)
+        if other is not preset and fields.items() <= texts.fields.items():
+            for field_name in fields:
+                del texts.fields[field_name]
+            texts.drop_environment(other.environment)
+    texts.fields |= _fields_of(preset, schema)
     texts.add_environment(preset.environment)
+
+
+def _fields_of(preset: Preset, schema: ArgumentSchema) -> dict[str, str]:
+    return {
+        PREFIX + dest: text_of(schema.by_dest[dest], value)
+        for dest, value in preset.values.items()
+        if dest not in NOT_IN_FORM and dest not in reserved()
+    }
 
 
 def switch_on(texts: Texts, schema: ArgumentSchema, dest: str) -> None:

@@ -7,6 +7,7 @@ import hashlib
 from contextlib import suppress
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
+from django.db import transaction
 from redis.exceptions import RedisError, ResponseError
 
 from console import env
@@ -91,7 +92,9 @@ def ensure(host: Host) -> None:
 
 
 def accepted(host: Host) -> list[str]:
-    """SHA-256 of the passwords that the host may use: two while its credentials are being rotated."""
+    """SHA-256 of the passwords that the host may use: two while its credentials are being rotated, none unless it joined."""
+    if not host.redis_password_sha256:
+        return []
     return [host.redis_password_sha256, *([digest(decrypt(host.next_password))] if host.next_password else [])]
 
 
@@ -106,14 +109,28 @@ def remove(host: Host) -> None:
     _save()
 
 
-def missing(hosts: list[Host]) -> list[Host]:
-    """Hosts that have joined but that the broker doesn't know, or knows by other passwords (it lost its memory)."""
+def settle(host_pk: int) -> None:
+    """Make the host's Redis user what its row says now: there with its passwords, or gone. Raises RedisError.
+
+    Under the row's lock, which a removal holds too: what was read before it must not bring its user back.
+    """
+    with transaction.atomic():
+        host = Host.objects.select_for_update().filter(pk=host_pk).first()
+        if host is None:
+            return
+        if host.redis_password_sha256:
+            ensure(host)
+        else:
+            remove(host)
+
+
+def unsettled(hosts: list[Host]) -> list[Host]:
+    """Hosts whose user the broker has lost, or has by other passwords, or still has although they may not come in."""
     known: dict[str, set[str]] = {}
     for line in command("ACL", "LIST"):
         _user, name, *rules = line.split()
         known[name] = {rule[1:] for rule in rules if rule.startswith("#")}
-    joined = [host for host in hosts if host.redis_password_sha256]
-    return [host for host in joined if known.get(user_name(host)) != set(accepted(host))]
+    return [host for host in hosts if known.get(user_name(host), set()) != set(accepted(host))]
 
 
 def _save() -> None:

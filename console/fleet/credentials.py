@@ -77,7 +77,7 @@ def settle(host: Host, heartbeat: Heartbeat) -> None:
         desired.change(host)
         live.changed("host", host.pk)
     try:
-        broker_users.ensure(host)
+        broker_users.settle(host.pk)
         broker_users.end_connections(host)
     except RedisError as error:
         # The beat compares passwords and makes up for it.

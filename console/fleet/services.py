@@ -203,6 +203,8 @@ def remove_host(host: Host, *, actor: User, reason: str, force: bool = False) ->
             % {"count": running, "host": host.name}
         )
     with transaction.atomic():
+        # Whoever makes users in the broker waits for this lock, and finds the row as it is afterwards.
+        Host.objects.select_for_update().filter(pk=host.pk).first()
         access.record(
             actor=actor, action="host.remove", target=host.name, reason=reason, force=force, instances=running
         )

@@ -118,7 +118,10 @@ def _what_stays(host: Host) -> list[str]:
         found.append(_("Nothing is deleted on the machine itself."))
     if host.vitals.get("kept"):
         unit = f"slipway-host-{host.name}.service"
-        found.append(_("Its service stays, too, and is refused from now on: disable %(unit)s there.") % {"unit": unit})
+        # The agent doesn't say who starts it: a unit, or the person who ran the command.
+        found.append(
+            _("Its agent is refused from now on. If it is a service there, disable %(unit)s.") % {"unit": unit}
+        )
     return found
 
 

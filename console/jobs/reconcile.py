@@ -41,11 +41,13 @@ def reconcile() -> None:
 
 
 def _broker() -> None:
-    hosts = list(Host.objects.exclude(redis_password_sha256=""))
-    for host in broker_users.missing(hosts):
-        log.warning("the broker forgot a host's user; made again", host=host.name)
-        broker_users.ensure(host)
+    hosts = list(Host.objects.all())
+    for host in broker_users.unsettled(hosts):
+        log.warning("the broker's user of a host is not what it should be; made so", host=host.name)
+        broker_users.settle(host.pk)
     for host in hosts:
+        if not host.redis_password_sha256:
+            continue
         stands = desired.published_generation(host)
         if stands is None or (stands.epoch, stands.number) != (host.epoch, host.generation):
             desired.publish(host.pk)

@@ -41,8 +41,8 @@ def register(name: str = NAME) -> Path:
         credentials = fleet.join(token=token, public_key=public_key_of(private))
         _write(name, private, _at_broker(credentials.redis_url), (credentials.port_first, credentials.port_last))
         return config_path(name)
-    if host in broker_users.missing([host]):
-        broker_users.ensure(host)
+    if broker_users.unsettled([host]):
+        broker_users.settle(host.pk)
     _write(name, known.private_key, _at_broker(known.redis_url), (host.port_first, host.port_last))
     return config_path(name)
 

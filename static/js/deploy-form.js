@@ -262,6 +262,48 @@ document.body.addEventListener("htmx:configRequest", (event) => {
   }
 });
 
+// Between a change and the server's answer the command that stands there is another form's: it fades, says so, and can't be copied.
+const preview = document.getElementById("preview");
+let changes = 0;
+let answering = 0;
+const isPreview = (event) => event.detail.elt === preview;
+const isForm = (event) => event.detail.target?.id === "deploy-form";
+const again = () => place.dispatchEvent(new Event("slipway:redrawn"));
+function fade() {
+  changes += 1;
+  preview.inert = true;
+  clearTimeout(fade.timer);
+  fade.timer = setTimeout(() => { preview.parentElement.querySelector("[data-preview-waits]").hidden = !preview.inert; }, 300);
+}
+function say(lost) {
+  clearTimeout(fade.timer);
+  preview.parentElement.querySelector("[data-preview-waits]").hidden = true;
+  preview.parentElement.querySelector("[data-preview-lost]").hidden = !lost;
+}
+place.addEventListener("input", fade);
+place.addEventListener("change", fade);
+document.body.addEventListener("htmx:beforeRequest", (event) => {
+  if (isForm(event)) fade();
+  if (isPreview(event)) answering = changes;
+});
+document.body.addEventListener("htmx:beforeSwap", (event) => {
+  if (isForm(event)) fade();
+});
+document.body.addEventListener("htmx:afterSwap", (event) => {
+  if (event.detail.target !== preview || answering !== changes) return;
+  preview.inert = false;
+  say(false);
+});
+for (const failure of ["htmx:sendError", "htmx:responseError", "htmx:timeout"]) {
+  document.body.addEventListener(failure, (event) => {
+    // A form that was not drawn anew is still the one that was typed.
+    if (isForm(event)) again();
+    if (!isPreview(event)) return;
+    say(true);
+    if (!(event.detail.xhr?.status < 500) || !event.detail.xhr.status) setTimeout(again, 5000);
+  });
+}
+
 offerEngines();
 if (form().elements.copy.value && !form().elements.name.value) proposeName();
 drawSliders();

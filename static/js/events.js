@@ -29,11 +29,14 @@ class EventList extends HTMLElement {
   hear({ events = [], step, job }) {
     if (events.length) this.take(events);
     if (step) this.move(step);
-    if (job) this.say(job.sentence);
-    if (job && job.state !== this.jobState) {
-      this.jobState = job.state;
-      this.redraw();
+    if (!job) return;
+    if (job.state === this.jobState) {
+      this.say(job.sentence);
+      return;
     }
+    // The new sentence comes with the rest of the page: it would contradict the badge and the buttons beside it.
+    this.jobState = job.state;
+    this.redraw();
   }
 
   take(events) {

@@ -93,6 +93,19 @@ def test_a_preset_sets_its_values_and_leaves_the_others(fleet: Fleet, admin: Use
     assert "VLLM_LOGGING_LEVEL=DEBUG" in text(form, "environment")
 
 
+def test_a_preset_takes_the_place_of_another_but_not_of_what_was_typed(fleet: Fleet, admin: User) -> None:
+    debugging = ("enforce_eager", "max_num_seqs", "max_num_batched_tokens", "enable_log_requests", "max_model_len")
+    first = redraw(admin, filled(fleet, act="preset:first-start", arg_max_model_len="512"))
+    sent = {name: text(first, name) for name in (*[f"arg_{dest}" for dest in debugging], "environment")}
+    form = redraw(admin, filled(fleet, act="preset:chat", **sent))
+    assert (text(form, "arg_max_model_len"), text(form, "arg_enforce_eager")) == ("512", "")
+    assert "VLLM_LOGGING_LEVEL" not in text(form, "environment")
+    # Not the whole preset any more: somebody wants it so.
+    kept = redraw(admin, filled(fleet, act="preset:chat", **sent | {"arg_max_num_seqs": "4"}))
+    assert text(kept, "arg_enforce_eager") == "on"
+    assert "VLLM_LOGGING_LEVEL=DEBUG" in text(kept, "environment")
+
+
 @pytest.mark.parametrize("name", ["deployment_redraw", "deployment_preview", "deployment_draft"])
 def test_only_those_who_may_deploy_may_do_that(fleet: Fleet, viewer: User, operator: User, name: str) -> None:
     for person in (viewer, operator):

@@ -121,6 +121,30 @@ def test_the_consoles_steps_reach_a_host_through_its_own_user(port: int) -> None
 
 def test_a_user_that_the_broker_forgot_is_missed(port: int) -> None:
     hosts = list(Host.objects.order_by("name"))
-    assert broker_users.missing(hosts) == []
+    assert broker_users.unsettled(hosts) == []
     console_broker.connection().execute_command("ACL", "DELUSER", "host_b")
-    assert [host.name for host in broker_users.missing(hosts)] == ["b"]
+    assert [host.name for host in broker_users.unsettled(hosts)] == ["b"]
+
+
+def test_what_was_read_before_a_removal_does_not_bring_its_user_back(port: int) -> None:
+    read = list(Host.objects.order_by("name"))
+    mine = user(port, "a")
+    for host in read:
+        broker_users.remove(host)
+    Host.objects.filter(name="a").update(redis_password_sha256="")
+    assert broker_users.unsettled(read) == read
+    for host in read:
+        broker_users.settle(host.pk)
+    assert user(port, "b").ping()
+    with pytest.raises(redis.RedisError):
+        mine.get("h:a:desired")
+
+
+def test_a_user_of_a_host_that_may_not_come_in_is_found_and_removed(port: int) -> None:
+    Host.objects.filter(name="a").update(redis_password_sha256="")
+    found = broker_users.unsettled(list(Host.objects.all()))
+    assert [host.name for host in found] == ["a"]
+    broker_users.settle(found[0].pk)
+    with pytest.raises(redis.RedisError):
+        user(port, "a").ping()
+    assert broker_users.unsettled(list(Host.objects.all())) == []

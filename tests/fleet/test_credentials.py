@@ -126,7 +126,7 @@ def test_reconcile_makes_a_user_again_that_the_broker_forgot_or_knows_by_another
     broker.command("ACL", "SETUSER", user, "resetpass", ">other")
     reconcile.reconcile()
     assert joined.works(joined.url)
-    assert broker_users.missing([joined.host]) == []
+    assert broker_users.unsettled([joined.host]) == []
 
 
 def test_the_page_asks_for_a_reason_and_says_that_both_hold(joined: Joined, admin: User) -> None:

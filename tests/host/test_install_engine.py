@@ -84,7 +84,8 @@ def test_an_engine_is_installed_tested_and_registered_last(installer: Installer,
     assert "torchvision" not in installed
     kinds = [report.kind for report in installer.reports]
     assert kinds.index("host.inventory") < kinds.index("engine.schema") < kinds.index("step.finished")
-    assert [argument["dest"] for argument in engine.arguments()["args"]] == ["max_model_len", "seed"]
+    assert [argument["dest"] for argument in engine.arguments()["args"]] == ["model_tag", "max_model_len", "seed"]
+    # As the console counts them: the model's place is no argument.
     assert result["details"]["arguments"] == 2
     items = [report for report in installer.reports if report.kind == "step.progress" and report.unit == "items"]
     assert all(report.total for report in items)

@@ -14,6 +14,7 @@ PLATFORMS = (
 MAIN = "import importlib.metadata\n\ndef main():\n    print(importlib.metadata.version('vllm'))\n"
 PARSER = (
     "def make_arg_parser(parser):\n"
+    "    parser.add_argument('model_tag', nargs='?', help='The model.')\n"
     "    parser.add_argument('--max-model-len', type=int, help='Length of the context.')\n"
     "    parser.add_argument('--seed', type=int, default=0, help='Seed.')\n"
     "    return parser\n"

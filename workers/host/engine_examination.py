@@ -68,7 +68,8 @@ class Examiner:
         printed = next((line for line in reversed(ended.lines) if line.startswith("{")), "")
         try:
             schema = json.loads(printed)
-            count = len(schema["args"])
+            # The model's place is no argument that a form has.
+            count = sum(bool(argument["flags"]) for argument in schema["args"])
         except (ValueError, KeyError, TypeError):
             said = ended.lines[-1] if ended.lines else f"exit code {ended.code}"
             self.context.event(

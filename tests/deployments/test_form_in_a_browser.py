@@ -1,4 +1,4 @@
-"""What a service refuses stays at its field in a real Chromium, though the check of what is typed doesn't say it again."""
+"""The deploy form in a real Chromium: refusals stay at their field, and no command stands that isn't the form's."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from django.test import Client
 from django.urls import reverse
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, Route, expect, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
 from console.access.models import User
@@ -56,3 +56,25 @@ def test_a_refused_deployment_says_why_until_its_field_is_touched(page: Page, fl
     with page.expect_response(preview):
         page.dispatch_event("#id_copy", "change")
     expect(why).to_have_count(0)
+
+
+def test_a_command_that_the_form_has_outrun_fades_until_the_answer_comes(page: Page, fleet: Fleet) -> None:
+    preview = f"**{reverse('deployment_preview')}"
+    shown = page.locator("#preview")
+    page.goto(f"{reverse('deployment_add')}?copy={fleet.copy.pk}&engine={fleet.engine.pk}&name=chat")
+    expect(shown).to_contain_text("vllm serve")
+    expect(shown).not_to_have_attribute("inert", "")
+    held: list[Route] = []
+    page.route(preview, held.append)
+    page.fill("[name=arg_max_model_len]", "1024")
+    expect(shown).to_have_attribute("inert", "")
+    expect(page.get_by_text("following the form…")).to_be_visible()
+    expect(shown).not_to_contain_text("1024")
+    page.wait_for_timeout(300)
+    held.pop().abort()
+    expect(page.get_by_text("out of date")).to_be_visible()
+    expect(shown).to_have_attribute("inert", "")
+    page.unroute(preview)
+    expect(shown).to_contain_text("--max-model-len 1024")
+    expect(shown).not_to_have_attribute("inert", "")
+    expect(page.get_by_text("out of date")).to_be_hidden()
