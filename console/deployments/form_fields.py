@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django import forms
@@ -143,7 +143,7 @@ class EnvironmentField(forms.CharField):
         return found
 
 
-def environment_text(environment: dict[str, str]) -> str:
+def environment_text(environment: Mapping[str, str]) -> str:
     """Variables as the field shows them."""
     return "\n".join(f"{name}={value}" for name, value in environment.items())
 

@@ -233,7 +233,17 @@ function searchAgain() {
   form().querySelector("[data-arg-changed]").checked = sought.only;
   search();
 }
+// A button that was pressed is another one in the answer: by keyboard one would start at the top of the page again.
+let focused = "";
+function focusAgain() {
+  if (!focused || document.activeElement !== document.body) return;
+  (form().querySelector(focused) ?? form().querySelector("[name=name]"))?.focus({ preventScroll: true });
+}
 document.body.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.detail.target?.id === "deploy-form") {
+    const { activeElement: one } = document;
+    focused = form().contains(one) ? (one.id ? `#${CSS.escape(one.id)}` : `[name="${CSS.escape(one.name ?? "")}"][value="${CSS.escape(one.value ?? "")}"]`) : "";
+  }
   if (event.detail.target?.id === "deploy-form") typedSince = typed().filter(([key, value]) => asSent.get(key) !== value);
   const text = place.querySelector("[data-arg-search]");
   sought = text && { text: text.value, only: place.querySelector("[data-arg-changed]").checked };
@@ -245,6 +255,7 @@ document.body.addEventListener("htmx:afterSettle", (event) => {
     setAgain();
     searchAgain();
     offerEngines();
+    focusAgain();
     place.dispatchEvent(new Event("slipway:redrawn"));
     form().querySelector(".note-card")?.scrollIntoView({ block: "nearest" });
   }
