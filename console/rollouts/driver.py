@@ -19,13 +19,13 @@ from redis.exceptions import RedisError
 from console.common import broker, live
 from console.common.errors import Refused
 from console.gateway import controller
-from console.gateway.haproxy.description import is_of_canary
 from console.gateway.models import Target
 from console.rollouts import inference, judging, services
 from console.rollouts.inference import Verdict
 from console.rollouts.models import ABORTABLE_STATES, LIVE_STATES, MOVING_STATES, Rollout, RolloutStep
 from console.rollouts.probing import Prober
 from console.rollouts.samples import Samples
+from workers.gateway.description import is_of_canary
 
 log = structlog.get_logger(__name__)
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import httpx2
 
-from console.gateway.haproxy import program
-from console.gateway.haproxy.applying import Applier
-from console.gateway.haproxy.description import Gateway, Key, Listener, Route, Server, Target
 from tests.ports import free_port
+from workers.gateway import program
+from workers.gateway.applying import Applier
+from workers.gateway.description import Gateway, Key, Listener, Route, Server, Target
 
 BINARY = program.find()
 

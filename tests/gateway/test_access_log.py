@@ -11,10 +11,10 @@ from django.utils import timezone
 from console.access.models import User
 from console.deployments.models import Deployment
 from console.gateway import access_log, keys, routes, usage
-from console.gateway.haproxy import config
 from console.gateway.models import GatewayRequest, Key, LogCursor, Route, UsageDay
 from console.gateway.routes import Share
 from tests.factories import Fleet
+from workers.gateway import config
 
 
 @pytest.fixture

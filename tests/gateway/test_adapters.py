@@ -11,8 +11,6 @@ from console.common.errors import Refused
 from console.deployments import adapters as services
 from console.deployments.models import Adapter, AdapterLoad, Attempt, Deployment, Instance
 from console.gateway import access_log, keys, plan, routes
-from console.gateway.haproxy import config, maps
-from console.gateway.haproxy.description import Gateway, Limits, Listener, is_of_canary
 from console.gateway.models import GatewayRequest, Route, UsageDay
 from console.gateway.routes import Share
 from tests.deployments.test_adapters import LORA, adapter_on
@@ -20,6 +18,8 @@ from tests.factories import Fleet
 from tests.gateway.backend import Engine, Running, key_of, route_of, server_of, target_of
 from tests.gateway.test_access_log import line, write
 from tests.gateway.test_routes import deployed
+from workers.gateway import config, maps
+from workers.gateway.description import Gateway, Limits, Listener, is_of_canary
 
 LIMITS = Limits(requests_per_minute=4)
 KEYS = (key_of("secret"), key_of("other", 2, routes=(2,)))

@@ -19,13 +19,13 @@ from django.utils import timezone
 from console.common.secrets import encrypt
 from console.deployments.models import Attempt, Deployment, Instance
 from console.gateway import controller, keys, names, plan, routes
-from console.gateway.haproxy import program
-from console.gateway.haproxy.applying import Applier
 from console.gateway.models import GatewayRequest, Key, Route, UsageDay
 from console.gateway.routes import Share
 from tests.factories import Fleet
 from tests.gateway.backend import BINARY, wait_until
 from tests.ports import free_port
+from workers.gateway import program
+from workers.gateway.applying import Applier
 
 ENGINE = Path(__file__).parents[1] / "standin" / "engine.py"
 

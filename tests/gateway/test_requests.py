@@ -10,8 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from console.gateway.haproxy.description import Limits
 from tests.gateway.backend import Engine, Running, key_of, route_of, target_of, wait_until
+from workers.gateway.description import Limits
 
 
 def error(answer: Any) -> tuple[int, str]:

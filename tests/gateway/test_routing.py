@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from console.gateway import controller
-from console.gateway.haproxy import config, maps
-from console.gateway.haproxy.applying import Applier
-from console.gateway.haproxy.description import Gateway, Limits, Listener, within
 from tests.gateway.backend import BINARY, Engine, Running, key_of, route_of, server_of, target_of, wait_until
+from workers.gateway import config, maps
+from workers.gateway.applying import Applier
+from workers.gateway.description import Gateway, Limits, Listener, within
+from workers.gateway.keeping import RELOAD_PAUSE_SECONDS
 
 KEYS = (key_of("secret", routes=(1, 2)),)
 
@@ -187,7 +187,7 @@ def test_counters_survive_a_reload(haproxy: Running, engine: Engine) -> None:
     keys = (key_of("secret", limits=Limits(requests_per_minute=5)),)
     haproxy.start(routes=(route_of(target_of(engine)),), keys=keys)
     # Only a process that has settled hands its counters on; the controller waits for that, too.
-    time.sleep(controller.RELOAD_PAUSE_SECONDS)
+    time.sleep(RELOAD_PAUSE_SECONDS)
     assert [haproxy.ask().status_code for _number in range(4)] == [200] * 4
     assert haproxy.change(routes=(route_of(target_of(engine), queue_seconds=31),)).way == "reload"
     wait_until(lambda: "k1" in haproxy.applier.api.ask("show table requests"), seconds=5)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from console.gateway.haproxy import maps
-from console.gateway.haproxy.description import Gateway, Limits, Listener, Route, Server, Target, within
 from tests.gateway.backend import Engine, Running, key_of, route_of, server_of, target_of, wait_until
 from tests.ports import free_port
+from workers.gateway import maps
+from workers.gateway.description import Gateway, Limits, Listener, Route, Server, Target, within
 
 
 @pytest.fixture

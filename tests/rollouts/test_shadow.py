@@ -13,7 +13,6 @@ from console.deployments.changes import Wish
 from console.deployments.models import Attempt, Deployment, Instance
 from console.gateway import names, routes
 from console.gateway import plan as gateway_plan
-from console.gateway.haproxy import maps
 from console.gateway.models import Canary, GatewayRequest, Route
 from console.jobs.models import Job
 from console.rollouts import services
@@ -23,6 +22,7 @@ from console.rollouts.plans import Plan, Stage
 from console.rollouts.probing import Prober
 from tests.rollouts.test_driver import requests
 from tests.rollouts.test_pages import sent
+from workers.gateway import maps
 
 pytestmark = pytest.mark.django_db
 PLAN = Plan(stages=(Stage(0, 0, shadow_percent=10), Stage(10, 0), Stage(100, 0)))

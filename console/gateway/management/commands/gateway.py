@@ -5,7 +5,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from console.gateway.controller import Controller
-from console.gateway.haproxy.program import NoHAProxy
+from workers.gateway.program import NoHAProxy
 
 
 class Command(BaseCommand):

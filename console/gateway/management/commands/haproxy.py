@@ -6,8 +6,8 @@ from django.db import DatabaseError
 
 from console import env
 from console.gateway import plan
-from console.gateway.haproxy import program
-from console.gateway.haproxy.applying import Applier
+from workers.gateway import program
+from workers.gateway.applying import Applier
 
 
 class Command(BaseCommand):

@@ -6,10 +6,10 @@ without them: only a change of that needs a reload.
 
 from collections.abc import Iterable
 
-from console.gateway.haproxy import maps
-from console.gateway.haproxy.description import ADAPTER, BURST_SECONDS, Gateway, Listener, Route, Server, Target
-from console.gateway.haproxy.program import ADMIN_SOCKET, SHADOW_SOCKET
-from console.gateway.haproxy.refusals import json_error, refuse
+from workers.gateway import maps
+from workers.gateway.description import ADAPTER, BURST_SECONDS, Gateway, Listener, Route, Server, Target
+from workers.gateway.program import ADMIN_SOCKET, SHADOW_SOCKET
+from workers.gateway.refusals import json_error, refuse
 
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank",

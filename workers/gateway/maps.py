@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from console.gateway.haproxy.description import Gateway, Key, Limits, Route, Target
+from workers.gateway.description import Gateway, Key, Limits, Route, Target
 
 SLOTS = 100
 NAMES = (

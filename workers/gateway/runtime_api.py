@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from console.common import unix_sockets
-from console.gateway.haproxy.config import check_of
-from console.gateway.haproxy.description import Server
-from console.gateway.haproxy.program import ADMIN_SOCKET, MASTER_SOCKET
+from workers.gateway import unix_sockets
+from workers.gateway.config import check_of
+from workers.gateway.description import Server
+from workers.gateway.program import ADMIN_SOCKET, MASTER_SOCKET
 
 SECONDS = 5.0
 _MAINTENANCE, _DRAIN = 0x01, 0x08

@@ -4,6 +4,7 @@ Files are written first, so that a restart finds what runs. The last configurati
 new one is not.
 """
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -11,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import structlog
+from workers.gateway import config, maps, program
+from workers.gateway.description import Gateway
+from workers.gateway.runtime_api import Away, RuntimeApi
 
-from console.gateway.haproxy import config, maps, program
-from console.gateway.haproxy.description import Gateway
-from console.gateway.haproxy.runtime_api import Away, RuntimeApi
-
-log = structlog.get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 DRAFT = "haproxy.cfg.draft"
 Way = Literal["nothing", "runtime", "reload", "later"]
@@ -68,7 +67,7 @@ class Applier:
         wanted = maps.build(gateway)
         astray = [name for name in self._used() if self.api.map(self._map_path(name)) != _as_shown(wanted[name])]
         for name in astray:
-            log.warning("the gateway's map had drifted; repaired", map=name)
+            logger.warning("the gateway's map %s had drifted; repaired", name)
             self.api.replace_map(self._map_path(name), wanted[name])
         return bool(astray) | self._servers(gateway)
 
@@ -88,7 +87,7 @@ class Applier:
             self._write(program.CONFIG, previous)
         if problem:
             self._refused = wanted
-            log.error("the gateway's new configuration was refused; the last good one stays", problem=problem)
+            logger.error("the gateway's new configuration was refused; the last good one stays: %s", problem)
             return Outcome("nothing", problem)
         self._adopt(gateway, wanted)
         self._reloaded_at = time.monotonic()
@@ -148,7 +147,7 @@ class Applier:
                 seen = None
             if seen is None:
                 if problem := self.api.add(backend, server, in_flight):
-                    log.warning("a server could not be added", server=f"{backend}/{name}", problem=problem)
+                    logger.warning("the server %s/%s could not be added: %s", backend, name, problem)
                     continue
                 done = True
             if server.draining != (seen.draining if seen else False) or (seen and seen.in_maintenance):
