@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "args": ("workers.commands.args", "check `vllm serve` arguments against an engine version"),
     "diagnose": ("workers.commands.diagnose", "find the root cause in a vLLM log"),
     "host": ("workers.commands.host", "run this machine as a Slipway host"),
+    "gateway": ("workers.commands.gateway", "run a console's gateway on this machine"),
 }
 
 

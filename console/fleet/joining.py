@@ -18,15 +18,15 @@ _FETCH = (
 )
 
 
-def command_for_bare_machine(token: str) -> str:
-    """The one command for a machine that has only Python 3.11; the shell takes it as it is."""
-    words = ["python3", "-c", _FETCH, env.hosts_url(), host_wheel.script_sha256(), "--token", token, *_pin()]
+def command_for_bare_machine(token: str, *more: str) -> str:
+    """The one command for a machine that has only Python 3.11; the shell takes it as it is. `more`: `--gateway`."""
+    words = ["python3", "-c", _FETCH, env.hosts_url(), host_wheel.script_sha256(), *more, "--token", token, *_pin()]
     return shlex.join(words)
 
 
-def command_with_slipway(token: str) -> str:
-    """The command for a machine that has Slipway already."""
-    return shlex.join(["slipway", "host", "join", env.hosts_url(), "--token", token, *_pin()])
+def command_with_slipway(token: str, what: str = "host") -> str:
+    """The command for a machine that has Slipway already. `what`: `host` or `gateway`."""
+    return shlex.join(["slipway", what, "join", env.hosts_url(), "--token", token, *_pin()])
 
 
 def console_authority() -> str:

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from console.access.models import Owned
 from console.common.states import LOOKS, Look, Stateful, StateTable
-from workers.contracts import HOST_NAME_PATTERN
+from workers.contracts import HOST_NAME_PATTERN, key_prefix
 from workers.host_facts import Mig, gpu_number
 
 OFFLINE_AFTER_SECONDS = 15
@@ -24,14 +24,9 @@ HOST_STATES = StateTable(
 )
 
 
-class Host(Owned, Stateful):
-    """A machine that runs engines. Its agent speaks only to Redis, as a user of its own.
+class Member(models.Model):
+    """Base of what joins the console from another machine: with a one-time token, a key pair, and a broker user of its own."""
 
-    Its state says what people want of it; whether it is heard of is its presence, which no one decides.
-    """
-
-    STATES = HOST_STATES
-    state = models.CharField(max_length=12, choices=HOST_STATES.choices(), default="accepting")
     name = models.CharField(
         max_length=32,
         unique=True,
@@ -40,16 +35,51 @@ class Host(Owned, Stateful):
         ],
     )
     public_key = models.CharField(max_length=64, blank=True)
-    """Public key of the host's own pair (base64); empty until it has joined."""
+    """Public key of its own pair (base64); empty until it has joined."""
     redis_password_sha256 = models.CharField(max_length=64, blank=True)
     credentials = models.PositiveIntegerField(default=0)
     """Number of the last rotation of its credentials."""
     next_password = models.TextField(blank=True)
-    """The broker's new password for it, encrypted, until the host was heard of with it."""
+    """The broker's new password for it, encrypted, until it was heard of with it."""
     next_key = models.BooleanField(default=False)
     """True while a rotation waits that renews the key pair, too."""
     join_token_sha256 = models.CharField(max_length=64, blank=True)
     join_token_expires_at = models.DateTimeField(null=True)
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def broker_user(self) -> str:
+        """Name of its Redis user."""
+        raise NotImplementedError
+
+    @property
+    def broker_prefix(self) -> str:
+        """Prefix of its Redis keys and channels: it can touch nothing else."""
+        raise NotImplementedError
+
+    @property
+    def join_token_expired(self) -> bool:
+        """True if a join command was made that nobody ran in time."""
+        return (
+            bool(self.join_token_sha256)
+            and self.join_token_expires_at is not None
+            and self.join_token_expires_at < timezone.now()
+        )
+
+
+class Host(Owned, Stateful, Member):
+    """A machine that runs engines. Its agent speaks only to Redis, as a user of its own.
+
+    Its state says what people want of it; whether it is heard of is its presence, which no one decides.
+    """
+
+    STATES = HOST_STATES
+    state = models.CharField(max_length=12, choices=HOST_STATES.choices(), default="accepting")
     labels: Any = models.JSONField(default=dict)
     """What people say of it, name to value (`zone` to `a`); placement can ask for it."""
     port_first = models.PositiveIntegerField(default=18000)
@@ -83,8 +113,15 @@ class Host(Owned, Stateful):
     class Meta:
         ordering = ["name"]
 
-    def __str__(self) -> str:
-        return self.name
+    @property
+    def broker_user(self) -> str:
+        """Name of the host's Redis user."""
+        return f"host_{self.name}"
+
+    @property
+    def broker_prefix(self) -> str:
+        """Prefix of the host's Redis keys and channels."""
+        return key_prefix(self.name)
 
     @property
     def is_online(self) -> bool:
@@ -107,15 +144,6 @@ class Host(Owned, Stateful):
             size = self.vitals.get(f"models_{name}", self.vitals.get(name))
             sizes.append(size if isinstance(size, int) else None)
         return sizes[0], sizes[1]
-
-    @property
-    def join_token_expired(self) -> bool:
-        """True if a join command was made that nobody ran in time."""
-        return (
-            bool(self.join_token_sha256)
-            and self.join_token_expires_at is not None
-            and self.join_token_expires_at < timezone.now()
-        )
 
     @property
     def presence(self) -> str:

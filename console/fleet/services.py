@@ -1,11 +1,8 @@
 """Hosts: adding, joining, hearing from them, removing."""
 
-import hashlib
 import re
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -20,20 +17,10 @@ from console.access import services as access
 from console.access.models import User
 from console.common import broker, live
 from console.common.errors import Refused
-from console.fleet import broker_users, credentials, desired, devices, joining
+from console.fleet import broker_users, credentials, desired, devices, joining, membership
 from console.fleet.models import Engine, Host, UnreadReport
 from workers.contracts import HOST_NAME_PATTERN, Heartbeat, HostInventory, key_prefix
-from workers.sealing import SealingError, seal
 
-JOIN_TOKEN_HOURS = 1
-_JOINED_FIELDS = (
-    "public_key",
-    "redis_password_sha256",
-    "join_token_sha256",
-    "join_token_expires_at",
-    "next_password",
-    "next_key",
-)
 _on_removal: list[Callable[[Host, User, str], None]] = []
 
 _SLOWER_COUNTS = 0.05
@@ -55,27 +42,16 @@ class Credentials:
     """The same for the broker."""
 
 
-def _new_token() -> str:
-    """Make a join token. One in 64 of the bare ones begins with a hyphen, which a command line takes for an option."""
-    return f"join-{secrets.token_urlsafe(32)}"
-
-
 def add_host(*, name: str, actor: User | None) -> tuple[Host, str]:
     """Add a host and return it with its join token: shown once, stored hashed, good for one hour and one use."""
     if not re.match(HOST_NAME_PATTERN, name):
         raise Refused(_("Use lower-case letters, digits and inner hyphens, 32 at most."), field="name")
-    token = _new_token()
     first, last = env.environment().instance_port_range
+    host = Host(name=name, team_id=actor.team_id if actor else 1, port_first=first, port_last=last)
+    token = membership.give_token(host)
     try:
         with transaction.atomic():
-            host = Host.objects.create(
-                name=name,
-                team_id=actor.team_id if actor else 1,
-                port_first=first,
-                port_last=last,
-                join_token_sha256=_hash(token),
-                join_token_expires_at=timezone.now() + timedelta(hours=JOIN_TOKEN_HOURS),
-            )
+            host.save(force_insert=True)
             access.record(actor=actor, action="host.add", target=name, target_url=f"/hosts/{host.pk}/")
             live.changed("host", host.pk)
     except IntegrityError:
@@ -85,9 +61,7 @@ def add_host(*, name: str, actor: User | None) -> tuple[Host, str]:
 
 def renew_join_token(host: Host, *, actor: User | None) -> str:
     """Make a new join token for a host that has not joined, or that shall join anew."""
-    token = _new_token()
-    host.join_token_sha256 = _hash(token)
-    host.join_token_expires_at = timezone.now() + timedelta(hours=JOIN_TOKEN_HOURS)
+    token = membership.give_token(host)
     with transaction.atomic():
         host.save(update_fields=["join_token_sha256", "join_token_expires_at"])
         access.record(actor=actor, action="host.renew_token", target=host.name, target_url=f"/hosts/{host.pk}/")
@@ -96,32 +70,12 @@ def renew_join_token(host: Host, *, actor: User | None) -> str:
 
 def join(*, token: str, public_key: str) -> Credentials:
     """Let the host with this token in: store its public key, make its broker user, return its credentials."""
-    host = Host.objects.filter(join_token_sha256=_hash(token)).first() if token else None
-    if host is None:
-        raise Refused(
-            _("This join token is not known. It may have been used already: make a new one on the host's page.")
-        )
-    if host.join_token_expires_at is None or host.join_token_expired:
-        raise Refused(_("This join token has expired. Make a new one on the host's page."))
-    try:
-        seal(public_key, "test")
-    except SealingError as error:
-        raise Refused(_("The public key can't be used: %(error)s.") % {"error": error}) from None
-    password = secrets.token_urlsafe(32)
+    host = membership.by_token(Host.objects.all(), token)
+    membership.refuse_bad_key(public_key)
     with transaction.atomic():
-        host.public_key = public_key
-        host.redis_password_sha256 = broker_users.digest(password)
-        host.join_token_sha256, host.join_token_expires_at = "", None
-        host.next_password, host.next_key = "", False
-        host.save(update_fields=_JOINED_FIELDS)
+        password = membership.let_in(host, public_key)
         access.record(actor=None, action="host.join", target=host.name, target_url=f"/hosts/{host.pk}/")
         live.changed("host", host.pk)
-        try:
-            broker_users.ensure(host)
-        except RedisError as error:
-            raise Refused(
-                _("The broker does not answer, so the host can't join now: %(error)s") % {"error": error}
-            ) from None
     desired.publish(host.pk)
     return Credentials(
         host=host.name,
@@ -304,7 +258,3 @@ def keep_unread(host: Host, *, content: str, problem: str) -> None:
 def refuse_forged(host: Host, *, what: str, details: dict[str, Any]) -> None:
     """Audit a report about something that isn't this host's."""
     access.record(actor=None, action="report.refused", target=f"{host.name}: {what}", **details)
-
-
-def _hash(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()

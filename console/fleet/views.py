@@ -23,6 +23,7 @@ from console.fleet import (
     host_rows,
     joining,
     labels,
+    membership,
     presentation,
     services,
 )
@@ -134,7 +135,7 @@ def _show_join(request: HttpRequest, host: Host, token: str) -> HttpResponse:
         "host": host,
         "command": joining.command_for_bare_machine(token),
         "short_command": joining.command_with_slipway(token),
-        "hours": services.JOIN_TOKEN_HOURS,
+        "hours": membership.JOIN_TOKEN_HOURS,
         "elsewhere": env.serves_other_machines(),
         "url": env.hosts_url(),
         "fingerprint": joining.fingerprint(),

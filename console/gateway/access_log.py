@@ -4,12 +4,10 @@ HAProxy appends to a file, which waits for us like an outbox: lines, sums and th
 stored in one transaction. What was read is cut out of the file's beginning, so that it takes no room; offsets stay.
 """
 
-import ctypes
 import json
-import os
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -23,14 +21,14 @@ from console.gateway import adapters
 from console.gateway.models import GatewayRequest, Key, LogCursor, Route, Target, UsageDay
 from console.gateway.sending import Sender
 from workers.gateway.description import ADAPTER, BURST_SECONDS, CANARY
+from workers.gateway.log_file import LogFile
+from workers.gateway.messages import Piece
 
 log = structlog.get_logger(__name__)
 
 BATCH_BYTES = 2 * 1024 * 1024
-PUNCH_BYTES = 8 * 1024 * 1024
 KEPT_REQUESTS = 200_000
 _BACKEND = re.compile(rf"^b(\d+){CANARY}?(?:{ADAPTER}\d+)?$")
-_KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
 
 
 @dataclass
@@ -79,42 +77,52 @@ class Corrections:
 
 
 class Reader:
-    """Reads the access log from where the database says that it is stored."""
+    """Stores lines of one access log, from where the database says that it is stored.
 
-    def __init__(self, path: Path, senders: Sequence[Sender] = ()) -> None:
+    `path`: the file, or where it would lie: the daily files are written beside it. `gateway`: the machine that it is of.
+    """
+
+    def __init__(self, path: Path, senders: Sequence[Sender] = (), *, gateway: str = "") -> None:
         self._path = path
+        self._log = LogFile(path)
+        self._gateway = gateway
         self._senders = senders
         self._names = Names.read()
         self.corrections = Corrections()
 
     def read(self) -> int:
-        """Store what is new; returns how many requests that were."""
+        """Store what is new in the file; returns how many requests that were."""
+        count, end = self._keep(self._path.name, self._from_file)
+        if count:
+            self._log.forget(end)
+        return count
+
+    def take(self, piece: Piece) -> int:
+        """Store a piece that another machine sent, if it is the next one; returns up to where its log is stored."""
+        data = piece.text.encode()
+
+        def next_lines(offset: int) -> tuple[bytes, int]:
+            # What lies between was given back there already: the database was restored to a time before.
+            return (data, piece.end) if piece.offset >= offset else (b"", offset)
+
+        return self._keep(cursor_of(self._gateway, piece.file), next_lines)[1]
+
+    def _from_file(self, offset: int) -> tuple[bytes, int]:
+        data, _begin, end = self._log.read(offset, BATCH_BYTES)
+        return data, end
+
+    def _keep(self, name: str, next_lines: Callable[[int], tuple[bytes, int]]) -> tuple[int, int]:
         with transaction.atomic():
-            cursor, _created = LogCursor.objects.select_for_update().get_or_create(file=self._path.name)
-            lines, end = self._new_lines(cursor.offset)
+            cursor, _created = LogCursor.objects.select_for_update().get_or_create(file=name)
+            data, end = next_lines(cursor.offset)
             if end == cursor.offset:
-                return 0
-            rows = [row for line in lines if (row := self._row(line))]
+                return 0, end
+            rows = [row for line in data.splitlines() if (row := self._row(line))]
             self._store(rows)
             LogCursor.objects.filter(pk=cursor.pk).update(offset=end)
         self._append(rows)
         self._send(rows)
-        self._forget(end)
-        return len(rows)
-
-    def _new_lines(self, offset: int) -> tuple[list[bytes], int]:
-        try:
-            with self._path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                if size < offset:
-                    # A file of its own after all: someone removed the old one.
-                    offset = 0
-                file.seek(offset)
-                data = file.read(BATCH_BYTES)
-        except FileNotFoundError:
-            return [], offset
-        whole = data.rfind(b"\n") + 1
-        return data[:whole].splitlines(), offset + whole
+        return len(rows), end
 
     def _row(self, line: bytes) -> GatewayRequest | None:
         try:
@@ -153,6 +161,7 @@ class Reader:
             end=fields["end"][:4],
             # Lines that an older gateway wrote have none.
             shadow=fields.get("shadow", "")[:8],
+            gateway=self._gateway,
         )
 
     def _store(self, rows: list[GatewayRequest]) -> None:
@@ -186,15 +195,10 @@ class Reader:
             for sender in self._senders:
                 sender.add(lines)
 
-    def _forget(self, end: int) -> None:
-        """Give back the room of what is stored; the file's length, and so all offsets, stay."""
-        if end < PUNCH_BYTES:
-            return
-        libc = ctypes.CDLL(None, use_errno=True)
-        with self._path.open("rb+") as file:
-            length = ctypes.c_long(end - end % 4096)
-            if libc.fallocate(file.fileno(), _KEEP_SIZE_AND_PUNCH_HOLE, ctypes.c_long(0), length):
-                log.info("this filesystem can't cut holes; the access log grows", error=os.strerror(ctypes.get_errno()))
+
+def cursor_of(gateway: str, file: str) -> str:
+    """Name of the cursor of a log on another machine."""
+    return f"{gateway}/{file}"[:80]
 
 
 def trim(directory: Path, *, today: date, days: int = 14) -> None:
@@ -229,6 +233,7 @@ def as_json(row: GatewayRequest) -> dict[str, Any]:
         "finish_reason": row.finish_reason,
         "end": row.end,
         "shadow": row.shadow,
+        "gateway": row.gateway,
     }
 
 

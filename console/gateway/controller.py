@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from console import env
 from console.common import broker
 from console.gateway import access_log, bell, plan, sending
+from console.gateway.machine_rounds import MachineRounds
 from workers.gateway import program
 from workers.gateway.applying import Applier
 from workers.gateway.keeping import RELOAD_PAUSE_SECONDS, Keeper, Status
@@ -72,6 +73,7 @@ class Controller:
         self._senders = [sending.Sender(sink) for sink in receivers]
         self._keeper = Keeper(Applier(directory, binary, pause_seconds=RELOAD_PAUSE_SECONDS))
         self._reader = access_log.Reader(directory / program.ACCESS_LOG, self._senders)
+        self._machines = MachineRounds(directory, self._senders)
         self._trimmed_at = 0.0
         self._bell: Any = None
 
@@ -106,7 +108,9 @@ class Controller:
     def round(self) -> None:
         """Store what is new in the log, then bring HAProxy to what is wanted."""
         self._reader.read()
-        if self._keeper.keep(plan.read(corrections=self._reader.corrections.sums(time.time()))):
+        wanted = plan.read(corrections=self._reader.corrections.sums(time.time()))
+        self._machines.round(wanted)
+        if self._keeper.keep(wanted):
             self._say()
         if time.monotonic() - self._trimmed_at > TRIM_SECONDS:
             access_log.trim(plan.directory(), today=timezone.now().date())

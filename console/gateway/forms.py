@@ -158,6 +158,17 @@ class RouteForm(forms.ModelForm):  # type: ignore[type-arg]
         return dict(self.cleaned_data)
 
 
+class AddMachineForm(forms.Form):
+    """The name of a gateway elsewhere; everything else is said on its machine."""
+
+    name = forms.CharField(
+        label=_("Name"),
+        max_length=32,
+        help_text=_("Lower-case letters, digits and inner hyphens. It can't be changed later."),
+        widget=forms.TextInput(attrs=_AUTO | {"autofocus": True, "placeholder": "edge-01"}),
+    )
+
+
 class WeightsForm(ReasonForm):
     """The weights of a route's targets."""
 

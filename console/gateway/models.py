@@ -12,6 +12,8 @@ from console.access.models import Owned, Team, User
 from console.common.states import LOOKS, Look
 from console.deployments.models import Deployment, Spec
 from console.deployments.public import MODEL_NAME
+from console.fleet.models import Member
+from workers.gateway.messages import key_prefix
 
 VERSION_NAME = RegexValidator(r"^[A-Za-z0-9._-]{1,40}$", _("Use letters, digits, dots, hyphens and underscores."))
 
@@ -253,6 +255,8 @@ class GatewayRequest(models.Model):
     finish_reason = models.CharField(max_length=40, blank=True)
     end = models.CharField(max_length=4, blank=True)
     """HAProxy's two letters for how it ended: `--` well, `CD` the client went away, `SD` the engine did."""
+    gateway = models.CharField(max_length=32, blank=True)
+    """Name of the machine that it went through; empty: the console's own."""
     shadow = models.CharField(max_length=8, blank=True)
     """`copy`: sent to an engine that is being tried out, and the answer thrown away; its id is the original's.
     `original`: a copy of it was sent. `busy`, `large`: none was, since too many were under way or it is too large."""
@@ -274,10 +278,33 @@ class GatewayRequest(models.Model):
         return Look(str(self.status), "x", "red" if self.status >= 500 else "amber")
 
 
+class GatewayMachine(Owned, Member):
+    """Another machine on which HAProxy serves the same routes and keys as on the console's own."""
+
+    created_at = models.DateTimeField(default=timezone.now)
+    joined_at = models.DateTimeField(null=True)
+    last_seen_at = models.DateTimeField(null=True)
+    leaving_since = models.DateTimeField(null=True)
+    """Set once it was removed, until it has ended."""
+
+    class Meta:
+        ordering = ["name"]
+
+    @property
+    def broker_user(self) -> str:
+        """Name of its Redis user."""
+        return f"gateway_{self.name}"
+
+    @property
+    def broker_prefix(self) -> str:
+        """Prefix of its Redis keys and channels."""
+        return key_prefix(self.name)
+
+
 class LogCursor(models.Model):
     """Up to which byte of the gateway's access log the lines are stored."""
 
-    file = models.CharField(max_length=60, unique=True)
+    file = models.CharField(max_length=80, unique=True)
     offset = models.BigIntegerField(default=0)
     details: Any = models.JSONField(default=dict)
 

@@ -44,7 +44,7 @@ def _broker() -> None:
     hosts = list(Host.objects.all())
     for host in broker_users.unsettled(hosts):
         log.warning("the broker's user of a host is not what it should be; made so", host=host.name)
-        broker_users.settle(host.pk)
+        broker_users.settle(host)
     for host in hosts:
         if not host.redis_password_sha256:
             continue

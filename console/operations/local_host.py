@@ -42,7 +42,7 @@ def register(name: str = NAME) -> Path:
         _write(name, private, _at_broker(credentials.redis_url), (credentials.port_first, credentials.port_last))
         return config_path(name)
     if broker_users.unsettled([host]):
-        broker_users.settle(host.pk)
+        broker_users.settle(host)
     _write(name, known.private_key, _at_broker(known.redis_url), (host.port_first, host.port_last))
     return config_path(name)
 

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from console.common import broker, live
 from console.common.errors import Refused
-from console.gateway import controller
+from console.gateway import controller, machines
 from console.gateway.models import Target
 from console.rollouts import inference, judging, services
 from console.rollouts.inference import Verdict
@@ -261,12 +261,13 @@ def _is_drained(rollout: Rollout, side: str) -> bool:
     if since >= timedelta(seconds=rollout.chosen.drain_seconds):
         return True
     told = controller.status()
-    if told is None or told.at <= rollout.state_since.timestamp() + 1:
+    elsewhere = machines.live_servers()
+    if told is None or elsewhere is None or told.at <= rollout.state_since.timestamp() + 1:
         return False
     names = {f"i{one.pk}" for one in services.instances_of(rollout, side)}
     ends_new = side == "new"
     return not any(
         one.get("in_flight", 0)
-        for one in told.servers
+        for one in (*told.servers, *elsewhere)
         if one["instance"] in names and is_of_canary(one["backend"]) == ends_new
     )

@@ -134,7 +134,7 @@ def test_what_was_read_before_a_removal_does_not_bring_its_user_back(port: int) 
     Host.objects.filter(name="a").update(redis_password_sha256="")
     assert broker_users.unsettled(read) == read
     for host in read:
-        broker_users.settle(host.pk)
+        broker_users.settle(host)
     assert user(port, "b").ping()
     with pytest.raises(redis.RedisError):
         mine.get("h:a:desired")

@@ -118,7 +118,7 @@ def test_reconcile_makes_a_user_again_that_the_broker_forgot_or_knows_by_another
     if waiting:
         credentials.rotate(joined.host, new_key=False, actor=admin, reason="x")
         new = joined.ordered_url()
-    user = broker_users.user_name(joined.host)
+    user = joined.host.broker_user
     broker.command("ACL", "DELUSER", user)
     reconcile.reconcile()
     assert joined.works(joined.url)

@@ -51,6 +51,10 @@ class Applier:
         self._write_maps(maps.build(gateway))
         return self._write_config(gateway)
 
+    def forget(self) -> None:
+        """HAProxy is about to be started: what was known of the one before is no longer true."""
+        self._skeleton = self._refused = ""
+
     def apply(self, gateway: Gateway) -> Outcome:
         """Bring HAProxy to the description. Raises Away if it does not answer."""
         wanted = config.skeleton(gateway)

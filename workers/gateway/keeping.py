@@ -47,6 +47,11 @@ class Keeper:
         self._applied: Gateway | None = None
         self._looked_at = 0.0
 
+    @property
+    def waits(self) -> bool:
+        """True if what is wanted is not in force yet, since reloads have to be some seconds apart."""
+        return self._last is None
+
     def keep(self, wanted: Gateway) -> bool:
         """One round; True if `status` was looked at anew. Raises Away if HAProxy does not answer."""
         now = time.time()

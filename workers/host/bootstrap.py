@@ -37,7 +37,7 @@ def is_complete(directory: Path) -> bool:
     return (directory / "complete").exists() and os.access(directory / "bin" / "slipway", os.X_OK)
 
 
-def pip_arguments(wheel: Path, console_url: str, ca_file: Path | None, *, offline: bool) -> list[str]:
+def pip_arguments(wheel: Path, console_url: str, ca_file: Path | None, *, offline: bool, extra: str = "") -> list[str]:
     """Arguments for an environment's Python that install `wheel` and what it needs.
 
     Offline, pip takes everything from the console, which serves a folder of wheels; otherwise the site's own settings of
@@ -46,7 +46,7 @@ def pip_arguments(wheel: Path, console_url: str, ca_file: Path | None, *, offlin
     found = ["--no-index", "--find-links", f"{console_url.rstrip('/')}/api/hosts/wheels/"] if offline else []
     if offline and ca_file is not None:
         found += ["--cert", str(ca_file)]
-    return [*_PIP, *found, str(wheel)]
+    return [*_PIP, *found, f"{wheel}[{extra}]" if extra else str(wheel)]
 
 
 def pinned_authority(console_url: str, ca_sha256: str) -> str:
@@ -80,29 +80,34 @@ def fetch(url: str, context: ssl.SSLContext | None) -> bytes:
 
 
 def main(settings: dict[str, Any], words: list[str] | None = None) -> int:
-    """Install the wheel that `settings` pin into an environment of its own, then run `slipway host join` from there."""
+    """Install the wheel that `settings` pin into an environment of its own, then run `slipway host join` from there.
+
+    With `--gateway` it is `slipway gateway join`, in an environment that has HAProxy, too.
+    """
     parser = argparse.ArgumentParser(prog="join")
     parser.add_argument("url")
     parser.add_argument("script_sha256")
     parser.add_argument("--ca-sha256", default="")
     parser.add_argument("--home", type=Path, default=None)
+    parser.add_argument("--gateway", action="store_true")
     options, rest = parser.parse_known_args(sys.argv[1:] if words is None else words)
     given = options.home or os.environ.get("SLIPWAY_HOME") or Path.home() / ".local" / "share" / "slipway"
     home = Path(given).expanduser().absolute()
     try:
-        program = _install(settings, options.url, options.ca_sha256, home)
+        program = _install(settings, options.url, options.ca_sha256, home, "gateway" if options.gateway else "")
     except (BootstrapError, OSError) as error:
         sys.stderr.write(f"slipway: {error}\n")
         return 1
     pin = ["--ca-sha256", options.ca_sha256] if options.ca_sha256 else []
     sys.stderr.flush()
     os.environ["SLIPWAY_HOME"] = str(home)
-    return subprocess.run([str(program), "host", "join", options.url, *pin, *rest], check=False).returncode
+    what = "gateway" if options.gateway else "host"
+    return subprocess.run([str(program), what, "join", options.url, *pin, *rest], check=False).returncode
 
 
-def _install(settings: dict[str, Any], url: str, ca_sha256: str, home: Path) -> Path:
+def _install(settings: dict[str, Any], url: str, ca_sha256: str, home: Path, extra: str) -> Path:
     """Build the environment, or find it, and return its `slipway` program."""
-    directory = version_directory(home, settings["version"])
+    directory = version_directory(home, f"{settings['version']}-{extra}" if extra else settings["version"])
     if is_complete(directory):
         _say(f"Slipway {settings['version']} is here already, in {directory}")
         return directory / "bin" / "slipway"
@@ -120,7 +125,7 @@ def _install(settings: dict[str, Any], url: str, ca_sha256: str, home: Path) -> 
     _say(f"making an environment for Slipway {settings['version']} in {directory}")
     _run([sys.executable, "-m", "venv", str(directory)], "Python's venv module (Debian: apt-get install python3-venv)")
     _say("installing Slipway and what its agent needs: about a minute")
-    arguments = pip_arguments(wheel, url, ca_file, offline=settings["offline"])
+    arguments = pip_arguments(wheel, url, ca_file, offline=settings["offline"], extra=extra)
     _run([str(directory / "bin" / "python"), *arguments, "--quiet"], "pip and its package index (PIP_INDEX_URL)")
     (directory / "complete").touch()
     return directory / "bin" / "slipway"

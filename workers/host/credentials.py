@@ -12,13 +12,13 @@ from redis.exceptions import RedisError
 
 from workers.contracts import CredentialsOrder
 from workers.host.redis_link import Address, connect
-from workers.host_config import KEPT_KEYS, HostConfig
+from workers.host_config import KEPT_KEYS, JoinedConfig
 from workers.sealing import SealingError, generate_key_pair, unseal_any
 
 logger = logging.getLogger(__name__)
 
 
-async def take_over(order: CredentialsOrder | None, config: HostConfig, path: Path) -> bool:
+async def take_over(order: CredentialsOrder | None, config: JoinedConfig, path: Path) -> bool:
     """Write the ordered credentials into the configuration at `path`; False if there is nothing new, or it can't be yet."""
     if order is None or order.number <= config.credentials:
         return False

@@ -26,13 +26,11 @@ def join(console_url: str, token: str, *, config: Path | None = None, ca_sha256:
     `ca_sha256` pins the console's certificate authority; without it, an https address must have a certificate that this
     machine trusts. An existing file is left alone: JoinError says so before the token is spent.
     """
-    url = console_url.rstrip("/")
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise JoinError(f"{console_url!r} is no address of a console; give it as https://slipway.example.com")
+    url = address_of(console_url)
     if config is not None and config.exists():
         raise JoinError(f"{config} exists already. Move it away, or name another file with --config.")
     private, public = generate_key_pair()
-    credentials = _ask(url, token, public, _pinned(url, ca_sha256))
+    credentials = ask_to_join(url, "hosts", token, public, pinned(url, ca_sha256))
     name = str(credentials["host"])
     path = config or HostConfig.default_path(name)
     kept = _kept_settings(path)
@@ -53,6 +51,14 @@ def join(console_url: str, token: str, *, config: Path | None = None, ca_sha256:
     return joined, path
 
 
+def address_of(console_url: str) -> str:
+    """A console's address as it was given, without the last slash. Raises JoinError for what is none."""
+    url = console_url.rstrip("/")
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise JoinError(f"{console_url!r} is no address of a console; give it as https://slipway.example.com")
+    return url
+
+
 def _kept_settings(path: Path) -> dict[str, Any]:
     """What a host that joins anew keeps of its file: the machine's own settings, and keys that open what lies sealed here."""
     try:
@@ -63,7 +69,7 @@ def _kept_settings(path: Path) -> dict[str, Any]:
     return own | {"retired_keys": list(before.private_keys)[:KEPT_KEYS]}
 
 
-def _pinned(url: str, ca_sha256: str) -> str:
+def pinned(url: str, ca_sha256: str) -> str:
     """The console's certificate authority (PEM), or nothing where none is pinned."""
     if not ca_sha256:
         return ""
@@ -80,10 +86,11 @@ def trust(authority: str) -> ssl.SSLContext:
     return ssl.create_default_context(cadata=authority or None)
 
 
-def _ask(url: str, token: str, public_key: str, authority: str) -> dict[str, Any]:
+def ask_to_join(url: str, what: str, token: str, public_key: str, authority: str) -> dict[str, Any]:
+    """Spend a token; returns the credentials. `what`: `hosts` or `gateways`. Raises JoinError."""
     try:
         answer = httpx2.post(
-            f"{url}/api/hosts/join",
+            f"{url}/api/{what}/join",
             json={"token": token, "public_key": public_key},
             timeout=_TIMEOUT_SECONDS,
             verify=trust(authority),

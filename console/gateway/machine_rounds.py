@@ -1,0 +1,123 @@
+"""The controller's part with gateways on other machines: orders go down, access logs come up."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+from django.utils import timezone
+from pydantic import ValidationError
+
+from console.common import broker
+from console.common.errors import Refused
+from console.fleet import broker_users, credentials
+from console.gateway import access_log, machines
+from console.gateway.models import GatewayMachine, LogCursor
+from console.gateway.sending import Sender
+from workers.gateway import messages
+from workers.gateway.description import Gateway
+from workers.gateway.messages import Order, Piece
+from workers.sealing import seal
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 5.0
+"""So often it is noted who was heard of, and what the broker lost is written again."""
+MOST_PIECES = 8
+"""Of one machine's log in one round, so that others get their turn."""
+
+
+class MachineRounds:
+    """One process's knowledge of them."""
+
+    def __init__(self, directory: Path, senders: Sequence[Sender]) -> None:
+        self._path = directory / "access.log"
+        self._senders = senders
+        self._readers: dict[int, access_log.Reader] = {}
+        self._ordered: dict[int, Order] = {}
+        self._contents: dict[int, tuple[object, ...]] = {}
+        self._looked_at = 0.0
+
+    def round(self, wanted: Gateway) -> None:
+        """Give each what it shall do, and store what went through it. Raises RedisError, OperationalError."""
+        joined = list(GatewayMachine.objects.exclude(redis_password_sha256=""))
+        is_look = bool(joined) and time.monotonic() - self._looked_at > LOOK_SECONDS
+        if is_look:
+            self._looked_at = time.monotonic()
+            for machine in broker_users.missing(joined):
+                broker_users.ensure(machine)
+        for machine in joined:
+            try:
+                reader = self._reader(machine)
+                self._store(machine, reader)
+                self._order(machine, reader, wanted)
+                if is_look:
+                    self._look(machine)
+            except Refused as refusal:
+                log.warning("a gateway elsewhere has to wait", gateway=machine.name, why=str(refusal))
+
+    def _reader(self, machine: GatewayMachine) -> access_log.Reader:
+        if machine.pk not in self._readers:
+            self._readers[machine.pk] = access_log.Reader(self._path, self._senders, gateway=machine.name)
+        return self._readers[machine.pk]
+
+    # -- up -----------------------------------------------------------------------------------------------------------
+
+    def _store(self, machine: GatewayMachine, reader: access_log.Reader) -> None:
+        """Store the piece that waits, say so, and wait a moment for the next one while there are more."""
+        link = broker.connection()
+        for _number in range(MOST_PIECES):
+            text = link.get(messages.piece_key(machine.name))
+            if not text:
+                return
+            try:
+                piece = Piece.model_validate_json(text)
+            except ValidationError as error:
+                log.warning("a piece of a log can't be understood", gateway=machine.name, error=str(error))
+                link.delete(messages.piece_key(machine.name))
+                return
+            end = reader.take(piece)
+            pipe = link.pipeline()
+            pipe.hset(messages.stored_key(machine.name), piece.file, end)
+            pipe.delete(messages.piece_key(machine.name))
+            pipe.publish(messages.doorbell_channel(machine.name), "stored")
+            pipe.execute()
+            if piece.end - piece.offset < messages.PIECE_BYTES // 2:
+                return
+            time.sleep(0.02)
+
+    def _look(self, machine: GatewayMachine) -> None:
+        for file, offset in LogCursor.objects.filter(file__startswith=f"{machine.name}/").values_list("file", "offset"):
+            broker.connection().hset(messages.stored_key(machine.name), file.partition("/")[2], offset)
+        told = machines.told_by(machine)
+        if told is None:
+            return
+        GatewayMachine.objects.filter(pk=machine.pk).update(last_seen_at=timezone.now())
+        machines.settle(machine, told)
+        if machine.leaving_since is not None and told.ended:
+            machines.forget(machine)
+
+    # -- down ---------------------------------------------------------------------------------------------------------
+
+    def _order(self, machine: GatewayMachine, reader: access_log.Reader, wanted: Gateway) -> None:
+        own = replace(machines.for_others(wanted), corrections=reader.corrections.sums(time.time()))
+        facts = (own, machine.public_key, machine.next_password, machine.leaving_since)
+        if facts != self._contents.get(machine.pk):
+            content = messages.content_of(own)
+            self._ordered[machine.pk] = Order(
+                digest=messages.digest_of(content),
+                sealed=seal(machine.public_key, content),
+                credentials=credentials.order(machine),
+                ends=machine.leaving_since is not None,
+            )
+            self._contents[machine.pk] = facts
+            self._write(machine)
+        elif not broker.connection().exists(messages.order_key(machine.name)):
+            self._write(machine)
+
+    def _write(self, machine: GatewayMachine) -> None:
+        pipe = broker.connection().pipeline()
+        pipe.set(messages.order_key(machine.name), self._ordered[machine.pk].model_dump_json())
+        pipe.publish(messages.doorbell_channel(machine.name), "order")
+        pipe.execute()

@@ -1,0 +1,61 @@
+"""Joining a console as its gateway: a key pair, a broker user, and the file that holds them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.gateway import program
+from workers.host.joining import JoinError, address_of, ask_to_join, pinned
+from workers.host_config import GatewayConfig
+from workers.sealing import generate_key_pair
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How clients are served here."""
+
+    bind: str
+    port: int
+    certificate: str = ""
+    haproxy: str = ""
+    public_url: str = ""
+
+
+def join(
+    console_url: str, token: str, wishes: Wishes, *, config: Path | None = None, ca_sha256: str = ""
+) -> tuple[GatewayConfig, Path]:
+    """Spend the one-time `token` and write the gateway's configuration (mode 0600); returns it with its path.
+
+    What could not work here (no HAProxy, no certificate at its place) raises JoinError before the token is spent.
+    """
+    url = address_of(console_url)
+    if config is not None and config.exists():
+        raise JoinError(f"{config} exists already. Move it away, or name another file with --config.")
+    try:
+        program.find(wishes.haproxy)
+    except program.NoHAProxy as missing:
+        raise JoinError(str(missing)) from None
+    if wishes.certificate and not Path(wishes.certificate).is_file():
+        raise JoinError(f"there is no file {wishes.certificate}. Name a PEM file with certificate and key.")
+    private, public = generate_key_pair()
+    given = ask_to_join(url, "gateways", token, public, pinned(url, ca_sha256))
+    name = str(given["gateway"])
+    path = config or GatewayConfig.default_path(name)
+    if path.exists():
+        path.replace(path.with_suffix(".json.before-join"))
+    joined = GatewayConfig(
+        name=name,
+        redis_url=given["redis_url"],
+        broker_ca=given.get("broker_ca", ""),
+        console_url=given["console_url"],
+        console_ca=given.get("console_ca", ""),
+        private_key=private,
+        state_dir=GatewayConfig.default_state_dir(name) if config is None else config.absolute().parent / "state",
+        bind=wishes.bind,
+        port=wishes.port,
+        peer_port=wishes.port + 1,
+        certificate=str(Path(wishes.certificate).absolute()) if wishes.certificate else "",
+        haproxy=wishes.haproxy,
+        public_url=wishes.public_url,
+    )
+    joined.save(path)
+    return joined, path
