@@ -29,13 +29,16 @@ class ShownMachine:
 
 def repaired_at(status: Status | None) -> datetime | None:
     """When what HAProxy has was put right last, by the clock of its machine."""
-    return datetime.fromtimestamp(status.repaired_at, tz=UTC) if status and status.repaired_at else None
+    try:
+        return datetime.fromtimestamp(status.repaired_at, tz=UTC) if status and status.repaired_at else None
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def shown(machine: GatewayMachine) -> ShownMachine:
     """One gateway, as it said within the last quarter of a minute."""
     told, order = machines.told_by(machine), machines.ordered(machine)
-    status = Status.of(told.status) if told else None
+    status = told.status if told else None
     in_step = bool(told and order and told.digest == order.digest)
     look, sentence = _truth(machine, told, status, order)
     return ShownMachine(machine, look, sentence, told, status, in_step, repaired_at(status))

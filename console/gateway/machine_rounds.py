@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 5.0
 """So often it is noted who was heard of, and what the broker lost is written again."""
+LEAVE_SECONDS = 120.0
+"""One that was told to end and is not heard of for so long is forgotten."""
 MOST_PIECES = 8
 """Of one machine's log in one round, so that others get their turn."""
 
@@ -92,6 +94,8 @@ class MachineRounds:
             broker.connection().hset(messages.stored_key(machine.name), file.partition("/")[2], offset)
         told = machines.told_by(machine)
         if told is None:
+            if machine.leaving_since and (timezone.now() - machine.leaving_since).total_seconds() > LEAVE_SECONDS:
+                machines.forget(machine)
             return
         GatewayMachine.objects.filter(pk=machine.pk).update(last_seen_at=timezone.now())
         machines.settle(machine, told)
@@ -104,10 +108,9 @@ class MachineRounds:
         own = replace(machines.for_others(wanted), corrections=reader.corrections.sums(time.time()))
         facts = (own, machine.public_key, machine.next_password, machine.leaving_since)
         if facts != self._contents.get(machine.pk):
-            content = messages.content_of(own)
             self._ordered[machine.pk] = Order(
-                digest=messages.digest_of(content),
-                sealed=seal(machine.public_key, content),
+                digest=messages.digest_of(own),
+                sealed=seal(machine.public_key, messages.content_of(own)),
                 credentials=credentials.order(machine),
                 ends=machine.leaving_since is not None,
             )

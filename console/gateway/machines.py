@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -21,7 +22,6 @@ from console.gateway.models import GatewayMachine, LogCursor
 from workers.contracts import HOST_NAME_PATTERN
 from workers.gateway import messages
 from workers.gateway.description import Gateway, Server
-from workers.gateway.keeping import Status
 from workers.gateway.messages import Order, Told
 
 PAGE = "/gateways/"
@@ -70,6 +70,8 @@ def join(*, token: str, public_key: str) -> Credentials:
         password = membership.let_in(machine, public_key)
         machine.joined_at = timezone.now()
         machine.save(update_fields=["joined_at"])
+        # Whoever was this gateway before is no longer.
+        _end_connections(machine)
         _record(machine, "gateway.join", actor=None)
         bell.ring()
     return Credentials(
@@ -79,6 +81,13 @@ def join(*, token: str, public_key: str) -> Credentials:
         console_ca=joining.console_authority(),
         broker_ca=joining.broker_authority(),
     )
+
+
+def _end_connections(machine: GatewayMachine) -> None:
+    try:
+        broker_users.end_connections(machine)
+    except RedisError as error:
+        raise Refused(_("The broker does not answer, so nobody can join now: %(error)s") % {"error": error}) from None
 
 
 def rotate(machine: GatewayMachine, *, new_key: bool, actor: User, reason: str) -> None:
@@ -152,7 +161,7 @@ def live_servers() -> list[dict[str, object]] | None:
         told, order = told_by(machine), ordered(machine)
         if told is None or order is None or told.digest != order.digest:
             return None
-        found += Status.of(told.status).servers
+        found += [one for one in told.status.servers if {"backend", "instance"} <= one.keys()]
     return found
 
 
@@ -191,6 +200,6 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address in ("::1", "localhost")
 
 
-def _record(machine: GatewayMachine, action: str, *, actor: User | None, reason: str = "", **details: object) -> None:
+def _record(machine: GatewayMachine, action: str, *, actor: User | None, reason: str = "", **details: Any) -> None:
     access.record(actor=actor, action=action, target=machine.name, target_url=PAGE, reason=reason, **details)
     live.changed("gateway", machine.pk)

@@ -15,9 +15,9 @@ from console.deployments import snippets as calls
 from console.deployments.models import Instance
 from console.deployments.services import Endpoint
 from console.gateway import names
-from console.gateway.controller import Status
 from console.gateway.models import Key, Limited, Route, Target
 from workers.gateway.description import CANARY
+from workers.gateway.keeping import Status
 
 RouteRows = QuerySet[Route]
 

@@ -40,6 +40,7 @@ class Engine:
     )
     asked: list[tuple[dict[str, str], Any]] = field(default_factory=list)
     port: int = 0
+    address: str = "127.0.0.1"
     gate: threading.Event = field(default_factory=threading.Event)
     waits: bool = False
     """Answers only once `gate` is set."""
@@ -129,7 +130,7 @@ class _Server(ThreadingHTTPServer):
 def serving(engine: Engine) -> Iterator[Engine]:
     """Run the engine's server on a port of its own."""
     handler = type("Handler", (_Handler,), {"engine": engine})
-    server = _Server(("127.0.0.1", engine.port), handler)
+    server = _Server((engine.address, engine.port), handler)
     engine.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()

@@ -6,11 +6,13 @@ side has it, so that neither a lost broker nor a restart of either side loses or
 """
 
 import hashlib
+from dataclasses import replace
 
 from pydantic import Field, TypeAdapter
 
 from workers.contracts import CONTRACT, CredentialsOrder, Message
 from workers.gateway.description import Gateway
+from workers.gateway.keeping import Status
 
 FRESH_SECONDS = 15
 """What a gateway told is forgotten by the broker after so long: then it is offline."""
@@ -54,7 +56,7 @@ class Order(Message):
 
     contract: int = CONTRACT
     digest: str
-    """Names the content: a gateway tells which one is in force."""
+    """Names the content, corrections of token counts aside, which change all the time: a gateway tells what is in force."""
     sealed: str
     """The description, as JSON sealed to the gateway's public key: engines' keys stand in it."""
     credentials: CredentialsOrder | None = None
@@ -80,8 +82,7 @@ class Told(Message):
     ended: bool = False
     problem: str = ""
     """Why it can't do what was ordered; empty if it can."""
-    status: dict[str, object] = Field(default_factory=dict)
-    """`workers.gateway.keeping.Status`."""
+    status: Status = Field(default_factory=Status)
 
 
 class Piece(Message):
@@ -105,6 +106,6 @@ def read_content(text: str) -> Gateway:
     return _DESCRIPTION.validate_json(text)
 
 
-def digest_of(content: str) -> str:
-    """Name of a content."""
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+def digest_of(gateway: Gateway) -> str:
+    """Name of what is wanted."""
+    return hashlib.sha256(content_of(replace(gateway, corrections={})).encode()).hexdigest()[:16]

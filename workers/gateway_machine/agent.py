@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import redis
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from workers.app import tls_options
-from workers.contracts import CONTRACT
+from workers.contracts import CONTRACT, CredentialsOrder
 from workers.gateway import messages, program
 from workers.gateway.applying import Applier
 from workers.gateway.description import Gateway, Listener
@@ -27,6 +27,7 @@ from workers.gateway.log_file import LogFile
 from workers.gateway.messages import FRESH_SECONDS, Order, Told
 from workers.gateway.runtime_api import Away
 from workers.gateway_machine.haproxy_process import HAProxyProcess
+from workers.gateway_machine.joining import ORDER
 from workers.gateway_machine.log_shipping import LogShipping
 from workers.host.credentials import take_over
 from workers.host.vitals import agent_version
@@ -41,7 +42,6 @@ START_SECONDS = 2.0
 """HAProxy that ends at once is started again so often."""
 DRAIN_SECONDS = 30.0
 _BROKER_SECONDS = 5.0
-ORDER = "order.json"
 
 
 class Agent:
@@ -67,7 +67,7 @@ class Agent:
         )
         self._bell: redis.client.PubSub | None = None
         self._order = self._order_of_before()
-        self._opened: tuple[str, Gateway] | None = None
+        self._opened: tuple[Order, Gateway] | None = None
         self._in_force = ""
         self._problem = ""
         self._told_at = self._started_at = 0.0
@@ -78,7 +78,7 @@ class Agent:
         while not self.stopping:
             self._ask()
             order = self._order
-            if order is not None and asyncio.run(take_over(order.credentials, self._config, self._path)):
+            if order is not None and order.credentials is not None and self._takes(order.credentials):
                 return True
             if order is not None and order.ends:
                 self._end()
@@ -88,6 +88,9 @@ class Agent:
             if not self._ship():
                 self._wait()
         return False
+
+    def _takes(self, ordered: CredentialsOrder) -> bool:
+        return asyncio.run(take_over(ordered, self._config, self._path))
 
     # -- down ---------------------------------------------------------------------------------------------------------
 
@@ -133,7 +136,7 @@ class Agent:
         wanted = self._wanted()
         if wanted is None:
             return
-        digest = self._opened[0] if self._opened else ""
+        digest = self._opened[0].digest if self._opened else ""
         try:
             if self._haproxy.pid() is None:
                 self._start(wanted)
@@ -150,10 +153,10 @@ class Agent:
         order = self._order
         if order is None:
             return None
-        if self._opened is None or self._opened[0] != order.digest:
+        if self._opened is None or self._opened[0] != order:
             try:
                 content = unseal_any(self._config.private_keys, order.sealed)
-                self._opened = (order.digest, messages.read_content(content))
+                self._opened = (order, messages.read_content(content))
                 self._problem = ""
             except (SealingError, ValidationError) as error:
                 self._problem = f"the order can't be opened: {str(error).splitlines()[0]}"
@@ -177,7 +180,7 @@ class Agent:
         )
 
     def _start(self, wanted: Gateway) -> None:
-        self._keeper.is_away(self._keeper.status.problem)
+        self._keeper.is_away(self._haproxy.last_words() if self._started_at else "")
         if time.monotonic() - self._started_at < START_SECONDS:
             return
         self._started_at = time.monotonic()
@@ -221,7 +224,7 @@ class Agent:
             waiting_bytes=self._shipping.waiting_bytes,
             ended=ended,
             problem=self._problem,
-            status=asdict(status),
+            status=status,
         )
         try:
             self._client.set(messages.told_key(config.name), told.model_dump_json(), ex=FRESH_SECONDS)
@@ -240,7 +243,7 @@ class Agent:
         until = time.monotonic() + ROUND_SECONDS
         try:
             if self._bell is None and not self._broker_is_away:
-                self._bell = self._client.pubsub(ignore_subscribe_messages=True)
+                self._bell = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
                 self._bell.subscribe(messages.doorbell_channel(self._config.name))
             while self._bell is not None and (left := until - time.monotonic()) > 0 and not self.stopping:
                 if self._bell.get_message(timeout=left):

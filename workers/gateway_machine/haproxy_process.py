@@ -1,4 +1,4 @@
-"""The HAProxy of one folder: started so that it outlives the agent, found again by its sockets, ended in good order."""
+"""The HAProxy of one folder: started so that it outlives the agent, found again by its process, ended in good order."""
 
 import os
 import signal
@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from workers.gateway import program, unix_sockets
+from workers.gateway import program
+from workers.host.files import read_json, write_json
+from workers.host.processes import boot_id, facts_of, is_alive
 
-_ANSWER_SECONDS = 5.0
 OUTPUT = "haproxy.log"
+PROCESS = "haproxy.json"
+"""Which process it is: boot, pid and start time."""
 
 
 class HAProxyProcess:
@@ -23,15 +26,17 @@ class HAProxyProcess:
         self._child: subprocess.Popen[bytes] | None = None
 
     def pid(self) -> int | None:
-        """Process id of the master, by its own word; None if nothing answers."""
+        """Process id of the master that was started here; None if it has ended.
+
+        Its socket isn't asked: one that is slow to answer must not be started a second time.
+        """
         if self._child is not None:
             self._child.poll()
-        try:
-            said = unix_sockets.exchange(self._directory / program.MASTER_SOCKET, "show proc", seconds=_ANSWER_SECONDS)
-        except OSError:
+        known = read_json(self._directory / PROCESS) or {}
+        pid, start = known.get("pid"), known.get("start")
+        if known.get("boot") != boot_id() or not isinstance(pid, int) or not isinstance(start, int):
             return None
-        master = next((line.split()[0] for line in said.splitlines() if " master " in line), "")
-        return int(master) if master.isdigit() else None
+        return pid if is_alive(pid, start) else None
 
     def start(self, descriptors: Sequence[int]) -> None:
         """Start it with the configuration that lies there. It gets the access log by these descriptors."""
@@ -52,6 +57,18 @@ class HAProxyProcess:
         finally:
             for number in (log, *descriptors):
                 os.close(number)
+        facts = facts_of(self._child.pid)
+        write_json(
+            self._directory / PROCESS,
+            {"boot": boot_id(), "pid": self._child.pid, "start": facts.start if facts else 0},
+        )
+
+    def last_words(self) -> str:
+        """Why it ended, as far as it said; empty if it didn't."""
+        path = self._directory / OUTPUT
+        said = path.read_text(errors="replace")[-4000:].splitlines() if path.exists() else []
+        alerts = [line for line in said if "[ALERT]" in line and "exited" not in line]
+        return alerts[-1][:500] if alerts else ""
 
     def stop(self, grace_seconds: float) -> bool:
         """End it: what it has begun has so long to finish. True once nothing of it answers."""
@@ -60,18 +77,15 @@ class HAProxyProcess:
             return True
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
-        if not self._ended(pid, grace_seconds):
+        if not self._ended(grace_seconds):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        return self._ended(pid, 10)
+        return self._ended(10)
 
-    def _ended(self, pid: int, seconds: float) -> bool:
+    def _ended(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            if self._child is not None and self._child.pid == pid:
-                if self._child.poll() is not None:
-                    return True
-            elif not Path(f"/proc/{pid}").exists():
-                return True
+        while self.pid() is not None:
+            if time.monotonic() > until:
+                return False
             time.sleep(0.05)
-        return False
+        return True

@@ -8,6 +8,9 @@ from workers.host.joining import JoinError, address_of, ask_to_join, pinned
 from workers.host_config import GatewayConfig
 from workers.sealing import generate_key_pair
 
+ORDER = "order.json"
+"""The last order, in the gateway's folder: what holds while the console is away."""
+
 
 @dataclass(frozen=True)
 class Wishes:
@@ -57,5 +60,7 @@ def join(
         haproxy=wishes.haproxy,
         public_url=wishes.public_url,
     )
+    # It was meant for whoever was this gateway before, and may even say that this one ends.
+    (joined.state_dir / ORDER).unlink(missing_ok=True)
     joined.save(path)
     return joined, path

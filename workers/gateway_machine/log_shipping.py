@@ -17,6 +17,7 @@ class LogShipping:
         self._name = name
         self._file = file
         self._sent: tuple[str, int] | None = None
+        self._forgotten = 0
         self.waiting_bytes = 0
 
     def ship(self, client: "Redis") -> bool:
@@ -28,7 +29,9 @@ class LogShipping:
             # It was removed, and what took its place has even its number in the filesystem.
             identity, stored = self._file.begin_anew(), 0
         self.waiting_bytes = max(0, self._file.size() - stored)
-        self._file.forget(stored)
+        if stored != self._forgotten:
+            self._file.forget(stored)
+            self._forgotten = stored
         if self._sent == (identity, stored) and client.exists(piece_key(self._name)):
             return False
         data, begin, end = self._file.read(stored, PIECE_BYTES)

@@ -107,7 +107,10 @@ def main(settings: dict[str, Any], words: list[str] | None = None) -> int:
 
 def _install(settings: dict[str, Any], url: str, ca_sha256: str, home: Path, extra: str) -> Path:
     """Build the environment, or find it, and return its `slipway` program."""
-    directory = version_directory(home, f"{settings['version']}-{extra}" if extra else settings["version"])
+    directory = version_directory(home, settings["version"])
+    if extra:
+        # Apart from the hosts' own, which a host's upgrade tidies up.
+        directory = home / f"{extra}-agent" / settings["version"]
     if is_complete(directory):
         _say(f"Slipway {settings['version']} is here already, in {directory}")
         return directory / "bin" / "slipway"
