@@ -14,7 +14,7 @@ from console.gateway import access_log, keys, routes, usage
 from console.gateway.models import GatewayRequest, Key, LogCursor, Route, UsageDay
 from console.gateway.routes import Share
 from tests.factories import Fleet
-from workers.gateway import config
+from workers.gateway import config, log_file
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_every_line_is_counted_once_whatever_restarts(log: Path, monkeypatch: py
 
 
 def test_what_was_read_takes_no_room_and_offsets_stay(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_log, "PUNCH_BYTES", 10_000)
+    monkeypatch.setattr(log_file, "PUNCH_BYTES", 10_000)
     write(log, *(line(number) for number in range(200)))
     size = log.stat().st_size
     assert access_log.Reader(log).read() == 200
