@@ -61,7 +61,7 @@ def machine_list(request: HttpRequest) -> HttpResponse:
     status = controller.status()
     context = {
         "own": status,
-        "own_look": LOOKS["serving" if status and status.up else "failed"],
+        "own_look": LOOKS["unknown" if status is None else "serving" if status.up else "failed"],
         "own_repaired_at": machine_presentation.repaired_at(status),
         "own_sentence": presentation.gateway_sentence(status),
         "url": env.gateway_url(),
