@@ -47,8 +47,8 @@ class MachineRounds:
         is_look = bool(joined) and time.monotonic() - self._looked_at > LOOK_SECONDS
         if is_look:
             self._looked_at = time.monotonic()
-            for machine in broker_users.missing(joined):
-                broker_users.ensure(machine)
+            for machine in broker_users.unsettled(joined):
+                broker_users.settle(machine)
         for machine in joined:
             try:
                 reader = self._reader(machine)

@@ -144,7 +144,7 @@ def test_a_user_of_a_host_that_may_not_come_in_is_found_and_removed(port: int) -
     Host.objects.filter(name="a").update(redis_password_sha256="")
     found = broker_users.unsettled(list(Host.objects.all()))
     assert [host.name for host in found] == ["a"]
-    broker_users.settle(found[0].pk)
+    broker_users.settle(found[0])
     with pytest.raises(redis.RedisError):
         user(port, "a").ping()
     assert broker_users.unsettled(list(Host.objects.all())) == []
