@@ -122,6 +122,17 @@ def remove(machine: GatewayMachine, *, actor: User, reason: str) -> None:
 
 def forget(machine: GatewayMachine) -> None:
     """Its broker user, its keys and its row are gone."""
+    with transaction.atomic():
+        # Under the row's lock, as `broker_users.settle`: nobody brings its user back meanwhile.
+        if GatewayMachine.objects.select_for_update().filter(pk=machine.pk).first() is None:
+            return
+        _forget_in_broker(machine)
+        LogCursor.objects.filter(file__startswith=f"{machine.name}/").delete()
+        machine.delete()
+        live.changed("gateway")
+
+
+def _forget_in_broker(machine: GatewayMachine) -> None:
     try:
         broker_users.remove(machine)
         connection = broker.connection()
@@ -131,9 +142,6 @@ def forget(machine: GatewayMachine) -> None:
         raise Refused(
             _("The broker does not answer, so it can't be removed now: %(error)s") % {"error": error}
         ) from None
-    LogCursor.objects.filter(file__startswith=f"{machine.name}/").delete()
-    machine.delete()
-    live.changed("gateway")
 
 
 def told_by(machine: GatewayMachine) -> Told | None:
