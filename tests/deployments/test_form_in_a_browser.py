@@ -65,7 +65,7 @@ def test_a_command_that_the_form_has_outrun_fades_until_the_answer_comes(page: P
     expect(shown).to_contain_text("vllm serve")
     expect(shown).not_to_have_attribute("inert", "")
     held: list[Route] = []
-    page.route(preview, held.append)
+    page.route(preview, lambda route: held.append(route))
     page.fill("[name=arg_max_model_len]", "1024")
     expect(shown).to_have_attribute("inert", "")
     expect(page.get_by_text("following the form…")).to_be_visible()
