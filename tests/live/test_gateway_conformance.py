@@ -185,6 +185,7 @@ def test_openai_python_chats_streams_calls_tools_and_uses_responses(gateway: Run
         chosen = {"type": "function", "function": {"name": "weather"}}
         asked = CHAT | {"max_tokens": 40, "tools": [TOOL], "tool_choice": chosen}  # a call that is cut short is none
         called = client.chat.completions.create(**asked)  # type: ignore[call-overload]
+        assert called.choices[0].message.tool_calls, called
         assert called.choices[0].message.tool_calls[0].function.name == "weather"
         answer = client.responses.create(model="chat", input="Name a colour.", max_output_tokens=12, temperature=0)
         assert answer.output_text
