@@ -131,11 +131,12 @@ def effect(deployment: Deployment, wish: Wish) -> Effect:
     old = _current(deployment)
     new = wish.as_spec(deployment, old.number + 1)
     parts = changed_parts(old, new)
-    if not parts:
+    running = list(deployment.instances.filter(ordered=True).select_related("host", "spec").order_by("number"))
+    # Replicas that were stopped with their host are missing although the spec wants them: the same spec adds them again.
+    if not parts and not 0 < len(running) < new.replicas:
         raise Refused(_("Nothing is different from spec %(number)d.") % {"number": old.number})
     adapter_fit.refuse_losing(deployment, wish.arguments, wish.copy.revision)
     services.check_placement(wish.copy.host, devices=wish.devices, replicas=wish.replicas, port=wish.port)
-    running = list(deployment.instances.filter(ordered=True).select_related("host", "spec").order_by("number"))
     own_port = any(one.port == wish.port for one in running)
     services.check_fits_together(wish.copy, wish.engine, None if own_port else wish.port)
     if not running:

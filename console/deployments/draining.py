@@ -6,11 +6,12 @@ Also giving up what ran on a host that is removed.
 from datetime import timedelta
 
 from django.db import transaction
+from django.db.models import Count, F, Q
 from django.utils.translation import gettext as _
 
 from console.access.models import User
 from console.common.models import StateChange
-from console.deployments import services
+from console.deployments import changes, services
 from console.deployments.handlers import forget
 from console.deployments.models import Deployment
 from console.fleet import intake
@@ -19,6 +20,7 @@ from console.jobs.models import Job
 
 _AT_ONCE = timedelta(seconds=10)
 """A drain orders all its stops in one transaction."""
+_SERVE = ("serving", "degraded")
 
 
 def on_host(host: Host) -> list[Deployment]:
@@ -49,14 +51,27 @@ def is_elsewhere(deployment: Deployment, host: Host) -> bool:
 
 
 def stopped_by_drain(host: Host) -> list[Deployment]:
-    """Deployments that the drain of this host stopped and that nobody has started since."""
+    """Deployments that the drain of this host stopped, or took replicas of, and that nobody has started since."""
     if host.state != "draining":
         return []
     begun = StateChange.objects.filter(
         kind="deployments.deployment", after="stopping", at__gte=host.state_since, at__lte=host.state_since + _AT_ONCE
     ).values_list("object_id", flat=True)
     rows = Deployment.objects.filter(pk__in=list(begun), state="stopped", instances__host=host)
-    return list(rows.select_related("current_spec__host").distinct().order_by("name"))
+    return sorted(
+        [*rows.select_related("current_spec__host").distinct(), *_lacking(host)], key=lambda deployment: deployment.name
+    )
+
+
+def _lacking(host: Host) -> list[Deployment]:
+    """Those that serve on elsewhere, with fewer replicas than they should have since the drain."""
+    stops = Job.objects.filter(
+        kind="stop", steps__host=host, subject_kind="deployment", created_at__gte=host.state_since - _AT_ONCE,
+        created_at__lte=host.state_since + _AT_ONCE,
+    )  # fmt: skip
+    rows = Deployment.objects.filter(pk__in=list(stops.values_list("subject_id", flat=True)), state__in=_SERVE)
+    there = rows.annotate(there=Count("instances", filter=Q(instances__ordered=True)))
+    return list(there.filter(there__lt=F("current_spec__replicas")).select_related("current_spec__host"))
 
 
 def bring_back(host: Host, *, start: bool, actor: User, reason: str) -> list[Job]:
@@ -64,7 +79,14 @@ def bring_back(host: Host, *, start: bool, actor: User, reason: str) -> list[Job
     with transaction.atomic():
         waiting = stopped_by_drain(host) if start else []
         intake.resume(host, actor=actor, reason=reason)
-        return [services.start(deployment, actor=actor, reason=reason) for deployment in waiting]
+        return [job for deployment in waiting if (job := _start_again(deployment, actor=actor, reason=reason))]
+
+
+def _start_again(deployment: Deployment, *, actor: User, reason: str) -> Job | None:
+    """Start a stopped one; where others serve on, only the replicas that are missing are added."""
+    if deployment.state in _SERVE and (spec := deployment.current_spec):
+        return changes.change(deployment, changes.Wish.of_spec(spec), reason=reason, actor=actor)
+    return services.start(deployment, actor=actor, reason=reason)
 
 
 def give_up(host: Host, actor: User, reason: str) -> None:  # noqa: ARG001 - who it was stands in the audit of the removal

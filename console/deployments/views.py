@@ -7,6 +7,7 @@ from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from console.access import policies
@@ -217,7 +218,11 @@ def deployment_stop(request: HttpRequest, pk: int) -> HttpResponse:
         "title": _("Stop %(name)s") % {"name": deployment},
         "heading": _("Stop %(name)s?") % {"name": deployment},
         "consequences": [
-            _("%(count)d running instances end; requests in flight have 20 s to finish, then they fail.")
+            ngettext(
+                "%(count)d running instance ends; requests in flight have 20 s to finish, then they fail.",
+                "%(count)d running instances end; requests in flight have 20 s to finish, then they fail.",
+                running,
+            )
             % {"count": running},
             _("Clients of “%(name)s” get no answer until it is started again.") % {"name": deployment},
             _("Jobs that would bring it up are cancelled. Its specs, logs and settings stay."),

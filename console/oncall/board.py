@@ -186,13 +186,13 @@ def _drain(ordered: Instance | None) -> list[Act]:
 
 
 def _of_host(user: User, host: Host, alerts: Iterable[Alert]) -> Problem:
-    running = Instance.objects.filter(host=host, run=True, ordered=True).select_related("deployment")
+    # One that was told to end goes on, too, until its host has said otherwise.
+    ordered = Instance.objects.filter(host=host, ordered=True).select_related("deployment")
+    running = ordered.filter(Q(run=True) | ~Q(state__in=("stopped", "crashed")))
     names = sorted({one.deployment.name for one in running})
+    hit = _("nothing runs there")
     if names:
-        text = ngettext("%(names)s runs there and is unknown", "%(names)s run there and are unknown", len(names))
-        hit = text % {"names": ", ".join(names)}
-    else:
-        hit = _("nothing runs there")
+        hit = _("unknown while it is silent: %(names)s") % {"names": ", ".join(names)}
     acts = []
     if policies.can(user, Action.OPERATE):
         if host.state != "draining":

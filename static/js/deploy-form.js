@@ -195,7 +195,13 @@ place.addEventListener("input", (event) => {
 place.addEventListener("click", (event) => {
   const button = event.target.closest("[data-set],[data-reset]");
   if (!button) return;
-  if (button.dataset.set) { set(JSON.parse(button.dataset.set)); return; }
+  if (button.dataset.set) {
+    const values = JSON.parse(button.dataset.set);
+    set(values);
+    // The card is drawn anew, and the button that a key pressed is gone with it: the focus goes on in the field that it changed.
+    if (event.detail === 0 && button.closest("#fit-card")) form().elements[Object.keys(values)[0]]?.focus();
+    return;
+  }
   const field = button.closest("[data-arg]").querySelector("input,select,textarea");
   field.value = "";
   checkJson(field);

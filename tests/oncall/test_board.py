@@ -72,7 +72,12 @@ def test_the_worst_comes_first_with_impact_cause_and_what_slipway_did(admin: Use
     assert (first.impact.routes, first.impact.weaker_routes) == (("assistant",), ("shared",))
     assert (first.impact.keys, first.impact.failed_requests, first.restarts) == (1, 2, 3)
     assert [change.after for change in first.deeds] == ["failed"] or first.deeds[0].after == "failed"
-    assert silent.deployment.name in found[1].hit
+    assert found[1].hit == f"unknown while it is silent: {silent.deployment.name}"
+    # It was told to end, but its host has not said that it did.
+    Instance.objects.filter(pk=silent.pk).update(run=False)
+    assert silent.deployment.name in board.problems(admin)[1].hit
+    Instance.objects.filter(pk=silent.pk).update(state="stopped")
+    assert board.problems(admin)[1].hit == "nothing runs there"
     client.force_login(admin)
     page = client.get("/oncall/").content.decode()
     assert "2 things are broken; 1 doesn&#x27;t serve at all; 1 route is down." in page

@@ -7,7 +7,7 @@ from django.urls import reverse
 from console.access.models import AuditEntry, User
 from console.common.states import move
 from console.deployments import draining
-from console.deployments.models import Deployment, Instance
+from console.deployments.models import Deployment, Instance, Spec
 from console.fleet.models import Host
 from console.jobs.models import Job
 from tests.factories import Fleet
@@ -79,3 +79,15 @@ def test_a_drain_leaves_replicas_on_other_hosts_alone(fleet: Fleet, admin: User,
     assert [step.host_id for step in job.steps.all()] == [fleet.host.pk]
     assert (Instance.objects.get(pk=here.pk).run, Instance.objects.get(pk=there.pk).run) == (False, True)
     assert Deployment.objects.get(pk=here.deployment_id).state == "serving"
+    # Its replica has ended: bringing the host back adds it again, and leaves the other one alone.
+    job.state = "succeeded"
+    job.save()
+    Instance.objects.filter(pk=here.pk).update(ordered=False, state="stopped")
+    Spec.objects.filter(deployment=here.deployment).update(replicas=2)
+    fleet.host.refresh_from_db()
+    assert draining.stopped_by_drain(fleet.host) == [here.deployment]
+    (again,) = draining.bring_back(fleet.host, start=True, actor=admin, reason="memory is in")
+    assert again.steps.first().kind == "preflight"
+    assert sorted(Instance.objects.filter(deployment=here.deployment).values_list("number", flat=True)) == [1, 2, 3]
+    assert Instance.objects.get(pk=there.pk).run
+    assert here.deployment.specs.count() == 2
