@@ -10,11 +10,15 @@ BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
 # Two processes, a file's tests in one of them, the longest files first; the tests of the one real engine run alone.
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
-# What touches the database runs a second time, on PostgreSQL; `make test` leaves out the pages, which ask it nothing of their own.
+# What touches the database runs a second time, on PostgreSQL: in `make test` where it locks rows, races or rolls up only.
 LEDGER_TESTS := $(addprefix tests/, access alerts benchmarks catalog common deployments fleet jobs oncall rollouts studies telemetry) \
   $(addprefix tests/gateway/test_, controller.py keys.py requests.py routes.py) \
   tests/operations/test_backup.py tests/operations/test_demo.py tests/operations/test_local_host.py
-ON_POSTGRES := $(PYTHON) -m tests.on_postgres $(BIN)/pytest $(SHARED) -m "not live and not browser and not long" $(LEDGER_TESTS)
+LOCKING_TESTS := $(addprefix tests/, access/test_services.py alerts/test_rules.py common/test_commits.py \
+  deployments/test_claims.py deployments/test_services.py fleet/test_broker_users.py fleet/test_credentials.py fleet/test_join.py \
+  gateway/test_controller.py gateway/test_keys.py jobs/test_reconcile.py operations/test_backup.py rollouts/test_driver.py \
+  telemetry/test_ingest.py)
+ON_POSTGRES := $(PYTHON) -m tests.on_postgres $(BIN)/pytest $(SHARED) -m "not live and not browser and not long"
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -41,14 +45,14 @@ test: $(VENV)/.installed-dev  ## Run the tests, with a real engine and a real br
 	only() { "$$@" || [ $$? -eq 5 ]; }  # 5: none of the tests that PYTEST asks for is among these
 	only $(BIN)/pytest $(SHARED) -m "not long and not live" $(PYTEST)
 	only $(BIN)/pytest -m "live and not long" $(PYTEST)
-	$(ON_POSTGRES) --ignore-glob="*/test_*views*.py" --ignore-glob="*/test_*pages*.py"
+	$(ON_POSTGRES) $(LOCKING_TESTS)
 
 test-all: $(VENV)/.installed-dev  ## Run every test and write docs/evidence/tests.md
 	@$(PYTHON) -m tests.tools --long
 	engine=$$($(PYTHON) -m tests.engine --second)
 	eval "$$engine"
 	$(PYTHON) -m pytest -p tests.evidence --evidence docs/evidence/tests.md $(PYTEST)
-	$(ON_POSTGRES)
+	$(ON_POSTGRES) $(LEDGER_TESTS)
 
 bench: $(VENV)/.installed-dev  ## Measure, and write build/bench.json
 	@engine=$$($(PYTHON) -m tests.engine)

@@ -207,6 +207,7 @@ def test_a_giving_agent_that_is_killed_opens_again_at_the_same_port_and_the_copy
     assert (Path(finished["result"]["model_path"]) / "model.safetensors").read_bytes() == WEIGHTS
 
 
+@pytest.mark.long
 def test_an_address_that_is_not_this_hosts_can_not_be_opened_at(pair: Pair, given: Given) -> None:
     agent = pair.giver.agents[-1]
     agent.terminate()

@@ -113,6 +113,7 @@ def test_a_missing_torch_is_looked_for_on_the_index_for_cpus(
     assert any("no fitting torch" in report.text for report in installer.reports if report.kind == "step.event")
 
 
+@pytest.mark.long
 def test_a_version_that_does_not_exist_is_named_and_nothing_is_left(installer: Installer, wheels: Path) -> None:
     failure = installer.install(version="9.9.9").failure
     assert failure.code == "engine.version_not_found"

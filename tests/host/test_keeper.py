@@ -101,6 +101,7 @@ def serve(kept: Kept, console: Console) -> list[int]:
     return sorted(kept.host.processes(order))
 
 
+@pytest.mark.long
 def test_an_upgrade_switches_the_agent_and_touches_no_engine(kept: Kept, console: Console) -> None:
     directory = make_version(kept.home)
     kept.start()

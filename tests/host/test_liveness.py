@@ -121,6 +121,7 @@ def _nothing_of_attempt_1(host: HostUnderTest, order: InstanceOrder, pid: int) -
     wait_for(gone, 5)
 
 
+@pytest.mark.long
 def test_while_the_console_holds_its_hosts_a_hung_engine_is_shown_and_left_alone(
     host: HostUnderTest, console: Console, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ import shutil
 import socket
 from pathlib import Path
 
+import pytest
 import redis
 
 from tests.host.conftest import PATIENCE, Console, HostUnderTest, wait_for
@@ -48,6 +49,7 @@ def test_a_second_machine_is_refused_by_name_and_the_first_one_tells(
         second.end()
 
 
+@pytest.mark.long
 def test_an_agent_follows_on_itself_at_once_and_another_machine_once_it_is_silent(
     host: HostUnderTest, console: Console, tmp_path: Path
 ) -> None:

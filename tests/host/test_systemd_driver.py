@@ -46,6 +46,7 @@ def test_the_systemd_driver_keeps_the_whole_contract(box: SystemdBox) -> None:
     assert "skipped" not in done.stdout
 
 
+@pytest.mark.long
 @needs_systemd
 def test_units_do_what_a_shim_alone_can_t(box: SystemdBox) -> None:
     done = pytest_inside(box, "tests/host/in_systemd.py")

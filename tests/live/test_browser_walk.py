@@ -168,6 +168,7 @@ def test_no_page_is_wider_than_the_screen(
     assert wider == {}
 
 
+@pytest.mark.long
 def test_a_context_that_is_too_large_is_refused_and_one_click_takes_what_fits(
     page: Page, live_console: LiveConsole, copy_of_the_model: int
 ) -> None:

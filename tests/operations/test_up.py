@@ -125,6 +125,7 @@ def test_a_killed_worker_leaves_no_second_beat(up: Up) -> None:
     wait_until(lambda: sum("manage.py worker" in one for one in up.processes().values()) == 2, seconds=60, show=up.log)
 
 
+@pytest.mark.long
 def test_kill_of_everything_leaves_nothing_and_the_next_start_has_the_same_ports(up: Up) -> None:
     before = up.runtime()
     assert up.process

@@ -25,6 +25,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostConfig:
     return config
 
 
+@pytest.mark.long
 async def test_what_it_sees_arrives_and_a_hang_is_said_ended_and_replaced(config: HostConfig, tmp_path: Path) -> None:
     watcher = WatcherProcess(tmp_path / "host.json", config.state_dir, hangs_seconds=12)
     try:

@@ -13,6 +13,7 @@ from workers.contracts import StepKind
 NAME = "makers/tiny-chat"
 
 
+@pytest.mark.long
 def test_a_killed_agents_download_goes_on_with_the_next_dispatch(
     hub: Hub, host: HostUnderTest, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
