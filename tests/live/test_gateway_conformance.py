@@ -183,7 +183,7 @@ def test_openai_python_chats_streams_calls_tools_and_uses_responses(gateway: Run
         chunks = list(client.chat.completions.create(stream=True, **CHAT))  # type: ignore[call-overload]
         assert "".join(one.choices[0].delta.content or "" for one in chunks) == whole.choices[0].message.content
         chosen = {"type": "function", "function": {"name": "weather"}}
-        asked = CHAT | {"max_tokens": 40, "tools": [TOOL], "tool_choice": chosen}  # a call that is cut short is none
+        asked = CHAT | {"max_tokens": 100, "tools": [TOOL], "tool_choice": chosen}  # a call that is cut short is none
         called = client.chat.completions.create(**asked)  # type: ignore[call-overload]
         assert called.choices[0].message.tool_calls, called
         assert called.choices[0].message.tool_calls[0].function.name == "weather"
