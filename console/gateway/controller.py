@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import structlog
 from django.db import close_old_connections
-from django.db.utils import OperationalError
 from django.utils import timezone
 from redis.exceptions import RedisError
 
 from console import env
 from console.common import broker
+from console.common.databases import DATABASE_AWAY
 from console.gateway import access_log, bell, plan, sending
 from console.gateway.machine_rounds import MachineRounds
 from workers.gateway import program
@@ -99,7 +99,7 @@ class Controller:
             except Away as away:
                 self._keeper.is_away(str(away))
                 self._say()
-            except (OperationalError, RedisError) as error:
+            except (*DATABASE_AWAY, RedisError) as error:
                 log.warning("gateway: database or broker away", error=str(error))
             except Exception:
                 log.exception("gateway: a round failed")

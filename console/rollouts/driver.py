@@ -11,12 +11,12 @@ from uuid import uuid4
 
 import structlog
 from django.db import close_old_connections, connection, transaction
-from django.db.utils import OperationalError
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from redis.exceptions import RedisError
 
 from console.common import broker, live
+from console.common.databases import DATABASE_AWAY
 from console.common.errors import Refused
 from console.gateway import controller, machines
 from console.gateway.models import Target
@@ -56,7 +56,7 @@ class Driver:
                     close_old_connections()
                     if self._is_mine():
                         self.round()
-                except (OperationalError, RedisError) as error:
+                except (*DATABASE_AWAY, RedisError) as error:
                     log.warning("rollouts: database or broker away", error=str(error))
                 except Exception:
                     log.exception("rollouts: a round failed")
@@ -95,7 +95,7 @@ class Driver:
             except Refused as refusal:
                 # A person, or another process, was faster; or a job can't be given to a host now. The next round sees.
                 log.info("rollout not moved", rollout=rollout.pk, why=str(refusal))
-            except OperationalError:
+            except DATABASE_AWAY:
                 raise
             except Exception:
                 log.exception("rollout not driven", rollout=rollout.pk)

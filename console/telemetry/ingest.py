@@ -16,7 +16,6 @@ from uuid import UUID
 
 import structlog
 from django.db import close_old_connections, transaction
-from django.db.utils import OperationalError
 from django.utils import timezone
 from pydantic import Field, TypeAdapter, ValidationError
 from redis import Redis
@@ -24,6 +23,7 @@ from redis.exceptions import RedisError
 
 from console.common import live
 from console.common.broker import connection
+from console.common.databases import DATABASE_AWAY
 from console.deployments import adapters, measurements, observations
 from console.deployments.models import Instance
 from console.fleet import schemas
@@ -105,7 +105,7 @@ class Ingest:
                 self._started_at = self._started_at or time.time()
                 self._round()
                 pause = 0.5
-            except (RedisError, OperationalError) as error:
+            except (RedisError, *DATABASE_AWAY) as error:
                 log.warning("ingest waits", error=str(error), seconds=pause)
                 self._started_at = 0.0
                 self._forget_metrics()
@@ -240,7 +240,7 @@ def _apply(host: Host, report: Report) -> None:
     try:
         with transaction.atomic():
             _dispatch(host, report)
-    except OperationalError:
+    except DATABASE_AWAY:
         raise  # the database is away or busy: nothing of this batch is acknowledged, and it is read again
     except Forged as error:
         log.warning("report refused", host=host.name, what=str(error))

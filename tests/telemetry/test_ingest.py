@@ -5,6 +5,7 @@ from uuid import UUID
 
 import pytest
 import redis
+from django.db.utils import InterfaceError, OperationalError
 from django.utils import timezone
 
 from console.access.models import AuditEntry
@@ -12,6 +13,7 @@ from console.deployments.models import Attempt, Instance
 from console.fleet import services
 from console.fleet.models import ReportCursor, UnreadReport
 from console.jobs.models import Job, Step
+from console.telemetry import ingest
 from console.telemetry.ingest import take_logs, take_reports, take_samples
 from tests.factories import Fleet
 from workers.contracts import Heartbeat, LogChunk, acknowledged_key, log_cursor_key
@@ -56,6 +58,27 @@ def test_a_log_of_another_hosts_instance_is_not_stored(broker: redis.Redis) -> N
     take_logs(broker, mine.host, [chunk(instance, 0, b"forged")])
     assert not Attempt.objects.exists()
     assert AuditEntry.objects.filter(action="report.refused").exists()
+
+
+@pytest.mark.parametrize("error", [OperationalError, InterfaceError])
+def test_a_database_that_is_away_has_nothing_acknowledged_and_takes_it_once_it_is_back(
+    broker: redis.Redis, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    step = first_step(fleet.deploy())
+    report = fleet.report(kind="step.started", step=step.pk, fence=step.fence)
+
+    def away(*_arguments: object) -> None:
+        raise error("the connection is closed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ingest, "_dispatch", away)
+        with pytest.raises(error):
+            take_reports(broker, fleet.host, [report])
+    assert broker.hgetall(acknowledged_key(fleet.host.name)) == {}
+    assert not UnreadReport.objects.exists()
+    take_reports(broker, fleet.host, [report])
+    step.refresh_from_db()
+    assert step.state == "running"
 
 
 def test_reports_that_come_twice_are_applied_once_and_acknowledged(broker: redis.Redis, fleet: Fleet) -> None:
