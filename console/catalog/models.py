@@ -114,6 +114,12 @@ class Revision(models.Model):
         """True for a commit of a source: its files can't rightly change any more."""
         return self.commit != LOCAL_COMMIT
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its config.json, as a host has read it; empty until then."""
+        found = self.shape.get("config") if isinstance(self.shape, dict) else None
+        return found if isinstance(found, dict) else {}
+
     @classmethod
     def of_adapters(cls) -> "models.QuerySet[Revision]":
         """All LoRA adapters: see `is_adapter`."""

@@ -42,7 +42,7 @@ def settings_for(deployment: Deployment) -> LoraSettings:
 def room_words(spec: Spec) -> str:
     """What taking adapters costs a spec's engines, or would cost them, in a sentence."""
     settings = settings_of(spec.arguments)
-    nbytes = slot_bytes(widths_of(_config_of(spec.copy.revision)), replace(settings, enabled=True))
+    nbytes = slot_bytes(widths_of(spec.copy.revision.config), replace(settings, enabled=True))
     size = readable_bytes(nbytes) if nbytes else _("an unknown amount")
     words = {"size": size, "rank": settings.max_rank, "at_once": settings.at_once, "flag": ENABLE}
     if not settings.enabled:
@@ -96,7 +96,7 @@ def _check_rank(facts: AdapterFacts, settings: LoraSettings) -> None:
 
 def check_base(facts: AdapterFacts, base: Revision, *, other_base: bool) -> None:
     """Refuse what doesn't have the base's widths, and what names another base unless a person says it is this one."""
-    if reasons := misfits(facts.details, _config_of(base)):
+    if reasons := misfits(facts.details, base.config):
         raise Refused(
             _("It was not made for %(model)s: %(why)s.") % {"model": base.model, "why": "; ".join(reasons[:3])},
             field="revision",
@@ -145,8 +145,3 @@ def _same_model(said: str, base: Revision) -> bool:
 
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
-
-
-def _config_of(revision: Revision) -> Mapping[str, Any]:
-    config = revision.shape.get("config") if isinstance(revision.shape, Mapping) else None
-    return config if isinstance(config, Mapping) else {}

@@ -1,7 +1,6 @@
 """What is wrong with a line of arguments, for the deploy form, and who may give which."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from django.utils.translation import gettext as _
 
@@ -44,26 +43,26 @@ def findings(
     own = _own_options(arguments)
     if schema is None:
         return own
-    lacking = _lacking(arguments, schema, copy, engine)
     if not arguments:
-        return lacking
-    surroundings = Surroundings(environment=environment, model_config=_config_of(copy))
+        return _lacking({}, schema, copy, engine)
+    config = copy.revision.config if copy is not None else None
+    surroundings = Surroundings(environment=environment, model_config=config or None)
     checked = check_arguments(schema, arguments, surroundings)
     weakening = [
         Finding(GUARDED, "warning", item.flag, item.why, _("Leave it out unless you need it."))
         for item in guarded(schema, checked.values)
     ]
     said = {finding.flag for finding in own}
-    return [*own, *(one for one in checked.findings if one.flag not in said), *weakening, *lacking]
+    fitting = [one for one in checked.findings if one.flag not in said]
+    return [*own, *fitting, *weakening, *_lacking(checked.values, schema, copy, engine)]
 
 
 def _lacking(
-    arguments: Sequence[str], schema: ArgumentSchema, copy: Copy | None, engine: Engine | None
+    values: Mapping[str, Value], schema: ArgumentSchema, copy: Copy | None, engine: Engine | None
 ) -> list[Finding]:
     if copy is None:
         return []
-    trusts = bool(values_of(schema, arguments).get("trust_remote_code"))
-    return model_support.findings(copy, engine, schema, trusts_code=trusts)
+    return model_support.findings(copy, engine, schema, trusts_code=bool(values.get("trust_remote_code")))
 
 
 def values_of(schema: ArgumentSchema, words: Sequence[str]) -> dict[str, Value]:
@@ -83,18 +82,14 @@ def refuse_guarded(arguments: Sequence[str], *, engine: Engine, actor: User | No
         weakening = [(item.flag, item.why) for item in guarded(schema, values_of(schema, arguments))]
     else:
         names = guarded_names()
-        weakening = [(word, str(names[dest]["why"])) for word in arguments if (dest := _dest(word)) in names]
+        weakening = [(word, str(names[dest]["why"])) for word in arguments if (dest := dest_of(word)) in names]
     for flag, why in weakening[:1]:
         raise Refused(_("Only an admin may set %(flag)s. %(why)s") % {"flag": flag, "why": why}, field="arguments")
 
 
-def _dest(word: str) -> str:
+def dest_of(word: str) -> str:
+    """Name that a flag has in a form; empty for what is no flag."""
     return word.partition("=")[0].removeprefix("--").replace("-", "_") if word.startswith("--") else ""
-
-
-def _config_of(copy: Copy | None) -> Any:
-    shape = copy.revision.shape if copy is not None else None
-    return shape.get("config") if isinstance(shape, dict) else None
 
 
 def _own_options(arguments: Sequence[str]) -> list[Finding]:

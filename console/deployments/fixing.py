@@ -13,7 +13,7 @@ from console.access import services as access
 from console.access.models import User
 from console.access.policies import Action
 from console.common.errors import Refused
-from console.deployments import changes, services, what_changed
+from console.deployments import arguments_check, changes, services, what_changed
 from console.deployments.changes import Wish
 from console.deployments.models import Deployment, Instance
 from console.deployments.remedies import Kind, Remedy, Situation, remedies, with_arguments
@@ -103,7 +103,7 @@ def _fix(deployment: Deployment, remedy: Remedy) -> Fix:
     page = pages[remedy.kind]() if remedy.kind in pages else ""
     # What an admin made and what served well may be brought back by whoever is on call; making something new is theirs.
     operates = remedy.kind in (Kind.ROLL_BACK, Kind.REPAIR, Kind.START)
-    weakens = any(flag.removeprefix("--").replace("-", "_") in guarded_names() for flag in remedy.sets)
+    weakens = any(arguments_check.dest_of(flag) in guarded_names() for flag in remedy.sets)
     return Fix(
         remedy=remedy,
         label=label(remedy),

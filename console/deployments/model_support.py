@@ -9,18 +9,19 @@ from collections.abc import Sequence
 from django.utils.translation import gettext as _
 
 from console.catalog import consents
-from console.catalog.models import Copy
+from console.catalog.models import Consent, Copy
 from console.deployments import engine_schema, remedies
 from console.fleet.models import Engine
 from workers.vllm.arguments import ArgumentSchema, Finding
+from workers.weights.architectures import class_names
 
 UNSUPPORTED = "arch.unsupported"
-OWN_CODE = "code.remote_required"
+OWN_CODE = consents.CODES[Consent.Kind.REMOTE_CODE]
 
 
 def findings(copy: Copy, engine: Engine | None, schema: ArgumentSchema, *, trusts_code: bool) -> list[Finding]:
     """What an engine lacks for this model. `trusts_code`: it will be started with `--trust-remote-code`."""
-    classes = _class_names(copy)
+    classes = class_names(copy.revision.config)
     known = None if schema.architectures is None else any(name in schema.architectures for name in classes)
     brings_code = OWN_CODE in consents.codes_of(copy)
     if brings_code and not trusts_code:
@@ -64,10 +65,3 @@ def _others_that_know(classes: Sequence[str], engine: Engine | None) -> list[str
     schemas = [(one, engine_schema.schema_of(one)) for one in others if not one.problem]
     knowing = [one for one, schema in schemas if schema and {*classes} & (schema.architectures or frozenset())]
     return [str(one) for one in sorted(knowing, key=lambda one: remedies.version_numbers(one.version), reverse=True)]
-
-
-def _class_names(copy: Copy) -> list[str]:
-    shape = copy.revision.shape
-    config = shape.get("config") if isinstance(shape, dict) else None
-    names = config.get("architectures") if isinstance(config, dict) else None
-    return [str(name) for name in names] if isinstance(names, list) else []

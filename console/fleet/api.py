@@ -6,9 +6,11 @@ them, and whoever fetches them checks a hash that came another way.
 
 import hashlib
 import json
+from collections.abc import Callable
 from functools import lru_cache
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from django.contrib.auth.decorators import login_not_required
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
@@ -28,25 +30,32 @@ WHEEL_TYPE = "application/octet-stream"
 @require_POST
 def join(request: HttpRequest) -> JsonResponse:
     """Take `{"token", "public_key"}` and answer with the host's credentials, once per token; 4xx with a plain `error`."""
+    return answer_to_join(request, _credentials)
+
+
+def answer_to_join(request: HttpRequest, let_in: Callable[[str, str], dict[str, Any]]) -> JsonResponse:
+    """Read token and public key, and answer with what `let_in` gives for them; the same for hosts and gateways."""
     try:
         asked = json.loads(request.read(MAX_BODY_BYTES))
         token, public_key = str(asked["token"]), str(asked["public_key"])
     except (ValueError, KeyError, TypeError):
         return JsonResponse({"error": "Send a JSON object with token and public_key."}, status=400)
     try:
-        credentials = services.join(token=token, public_key=public_key)
+        return JsonResponse(let_in(token, public_key))
     except Refused as refused:
         return JsonResponse({"error": refused.message}, status=403)
-    return JsonResponse(
-        {
-            "host": credentials.host,
-            "redis_url": credentials.redis_url,
-            "console_url": credentials.console_url,
-            "console_ca": credentials.console_ca,
-            "broker_ca": credentials.broker_ca,
-            "port_range": [credentials.port_first, credentials.port_last],
-        }
-    )
+
+
+def _credentials(token: str, public_key: str) -> dict[str, Any]:
+    given = services.join(token=token, public_key=public_key)
+    return {
+        "host": given.host,
+        "redis_url": given.redis_url,
+        "console_url": given.console_url,
+        "console_ca": given.console_ca,
+        "broker_ca": given.broker_ca,
+        "port_range": [given.port_first, given.port_last],
+    }
 
 
 @login_not_required

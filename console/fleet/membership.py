@@ -1,6 +1,7 @@
 """How a host, or a gateway elsewhere, becomes a member: a token that is good once and for one hour, then a broker user."""
 
 import hashlib
+import re
 import secrets
 from datetime import timedelta
 from typing import TypeVar
@@ -13,6 +14,7 @@ from redis.exceptions import RedisError
 from console.common.errors import Refused
 from console.fleet import broker_users
 from console.fleet.models import Member
+from workers.contracts import HOST_NAME_PATTERN
 from workers.sealing import SealingError, seal
 
 JOIN_TOKEN_HOURS = 1
@@ -37,6 +39,12 @@ def give_token(member: Member) -> str:
     member.join_token_sha256 = _hash(token)
     member.join_token_expires_at = timezone.now() + timedelta(hours=JOIN_TOKEN_HOURS)
     return token
+
+
+def refuse_bad_name(name: str) -> None:
+    """Raise Refused unless a member may be called this."""
+    if not re.match(HOST_NAME_PATTERN, name):
+        raise Refused(_("Use lower-case letters, digits and inner hyphens, 32 at most."), field="name")
 
 
 def by_token(rows: QuerySet[M], token: str) -> M:

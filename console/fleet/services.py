@@ -1,6 +1,5 @@
 """Hosts: adding, joining, hearing from them, removing."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from console.common import broker, live
 from console.common.errors import Refused
 from console.fleet import broker_users, credentials, desired, devices, joining, membership
 from console.fleet.models import Engine, Host, UnreadReport
-from workers.contracts import HOST_NAME_PATTERN, Heartbeat, HostInventory, key_prefix
+from workers.contracts import Heartbeat, HostInventory, key_prefix
 
 _on_removal: list[Callable[[Host, User, str], None]] = []
 
@@ -44,8 +43,7 @@ class Credentials:
 
 def add_host(*, name: str, actor: User | None) -> tuple[Host, str]:
     """Add a host and return it with its join token: shown once, stored hashed, good for one hour and one use."""
-    if not re.match(HOST_NAME_PATTERN, name):
-        raise Refused(_("Use lower-case letters, digits and inner hyphens, 32 at most."), field="name")
+    membership.refuse_bad_name(name)
     first, last = env.environment().instance_port_range
     host = Host(name=name, team_id=actor.team_id if actor else 1, port_first=first, port_last=last)
     token = membership.give_token(host)

@@ -15,7 +15,7 @@ from console.fleet import broker_users, credentials
 from console.gateway import access_log, machines
 from console.gateway.models import GatewayMachine, LogCursor
 from console.gateway.sending import Sender
-from workers.gateway import messages
+from workers.gateway import messages, program
 from workers.gateway.description import Gateway
 from workers.gateway.messages import Order, Piece
 from workers.sealing import seal
@@ -34,7 +34,7 @@ class MachineRounds:
     """One process's knowledge of them."""
 
     def __init__(self, directory: Path, senders: Sequence[Sender]) -> None:
-        self._path = directory / "access.log"
+        self._path = directory / program.ACCESS_LOG
         self._senders = senders
         self._readers: dict[int, access_log.Reader] = {}
         self._ordered: dict[int, Order] = {}

@@ -1,6 +1,6 @@
 """Pages of gateways on other machines, and where such a machine joins."""
 
-import json
+from dataclasses import asdict
 from typing import Any
 
 from django.contrib.auth.decorators import login_not_required
@@ -21,12 +21,11 @@ from console.common.forms import ReasonForm, add_refusal
 from console.common.parts import confirmation
 from console.common.states import LOOKS
 from console.fleet import joining, membership
+from console.fleet.api import answer_to_join
 from console.fleet.forms import RotateForm
 from console.gateway import controller, machine_presentation, machines, plan, presentation
 from console.gateway.forms import AddMachineForm
 from console.gateway.models import GatewayMachine
-
-MAX_BODY_BYTES = 4096
 
 
 @csrf_exempt  # a machine has no session; the one-time token is what authorises it
@@ -34,24 +33,7 @@ MAX_BODY_BYTES = 4096
 @require_POST
 def join(request: HttpRequest) -> JsonResponse:
     """Take `{"token", "public_key"}` and answer with the gateway's credentials, once per token; 4xx with a plain `error`."""
-    try:
-        asked = json.loads(request.read(MAX_BODY_BYTES))
-        token, public_key = str(asked["token"]), str(asked["public_key"])
-    except (ValueError, KeyError, TypeError):
-        return JsonResponse({"error": "Send a JSON object with token and public_key."}, status=400)
-    try:
-        given = machines.join(token=token, public_key=public_key)
-    except Refused as refused:
-        return JsonResponse({"error": refused.message}, status=403)
-    return JsonResponse(
-        {
-            "gateway": given.gateway,
-            "redis_url": given.redis_url,
-            "console_url": given.console_url,
-            "console_ca": given.console_ca,
-            "broker_ca": given.broker_ca,
-        }
-    )
+    return answer_to_join(request, lambda token, public_key: asdict(machines.join(token=token, public_key=public_key)))
 
 
 @require_GET

@@ -1,6 +1,5 @@
 """Gateways on other machines: add, let join, rotate, remove."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,6 @@ from console.common.errors import Refused
 from console.fleet import broker_users, credentials, joining, membership
 from console.gateway import bell
 from console.gateway.models import GatewayMachine, LogCursor
-from workers.contracts import HOST_NAME_PATTERN
 from workers.gateway import messages
 from workers.gateway.description import Gateway, Server
 from workers.gateway.messages import Order, Told
@@ -40,8 +38,7 @@ class Credentials:
 
 def add(*, name: str, actor: User) -> tuple[GatewayMachine, str]:
     """Add a gateway and return it with its join token: shown once, stored hashed, good for one hour and one use."""
-    if not re.match(HOST_NAME_PATTERN, name):
-        raise Refused(_("Use lower-case letters, digits and inner hyphens, 32 at most."), field="name")
+    membership.refuse_bad_name(name)
     machine = GatewayMachine(name=name, team_id=actor.team_id)
     token = membership.give_token(machine)
     try:

@@ -5,7 +5,6 @@ new one is not.
 """
 
 import logging
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Literal
 
 from workers.gateway import config, maps, program
 from workers.gateway.description import Gateway
+from workers.gateway.files import replace_private
 from workers.gateway.runtime_api import Away, RuntimeApi
 
 logger = logging.getLogger(__name__)
@@ -179,12 +179,7 @@ class Applier:
             self._write(f"maps/{name}.map", maps.text(entries))
 
     def _write(self, name: str, text: str) -> None:
-        path = self._directory / name
-        draft = path.with_name(f"{path.name}.new")
-        # Engines' keys stand in the configuration: nobody else may read it, not even for a moment.
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
-        draft.replace(path)
+        replace_private(self._directory / name, text)  # engines' keys stand in the configuration
 
     def _read(self, name: str) -> str:
         path = self._directory / name

@@ -22,6 +22,7 @@ from workers.contracts import CONTRACT, CredentialsOrder
 from workers.gateway import messages, program
 from workers.gateway.applying import Applier
 from workers.gateway.description import Gateway, Listener
+from workers.gateway.files import replace_private
 from workers.gateway.keeping import RELOAD_PAUSE_SECONDS, Keeper
 from workers.gateway.log_file import LogFile
 from workers.gateway.messages import FRESH_SECONDS, Order, Told
@@ -110,7 +111,7 @@ class Agent:
             return
         if order != self._order:
             self._order = order
-            self._write(ORDER, order.model_dump_json())
+            replace_private(self._directory / ORDER, order.model_dump_json())
 
     def _away(self, error: Exception) -> None:
         if not self._broker_is_away:
@@ -123,12 +124,6 @@ class Agent:
         with suppress(OSError, ValidationError):
             return Order.model_validate_json(path.read_text())
         return None
-
-    def _write(self, name: str, text: str) -> None:
-        draft = self._directory / f"{name}.new"
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
-        draft.replace(self._directory / name)
 
     # -- here ---------------------------------------------------------------------------------------------------------
 

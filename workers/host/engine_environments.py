@@ -56,7 +56,7 @@ def new_environment(engines_dir: Path, key: str) -> Path:
 
 
 def environments_in(engines_dir: Path, keys: str = "*") -> list[Path]:
-    """Environments below the directories that match `keys`, whole or not, with what lies beside them while they are made."""
+    """Environments below the directories that match `keys`, whole or not."""
     return sorted(engines_dir.glob(f"{keys}/{_PREFIX}*"))
 
 

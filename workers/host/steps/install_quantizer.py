@@ -68,24 +68,23 @@ def _install(context: StepContext, version: str) -> Quantizer:
     check_space(place, "llm-compressor", _SPACE_NEEDED)
     # Which version it will be is not known before: the folder is called after what was asked for.
     directory = new_environment(place, f".{version or 'newest'}")
-    temporary = directory.with_name(f"{directory.name}.tmp")  # /tmp may be too small for what pip unpacks there
-    temporary.mkdir()
     try:
-        facts = _build(context, directory, version, temporary)
+        facts = _build(context, directory, version)
     except BaseException:
-        remove_tree(temporary)
         discard(directory)
         raise
-    remove_tree(temporary)
     return _take_over(context, directory, facts)
 
 
-def _build(context: StepContext, directory: Path, version: str, temporary: Path) -> dict[str, Any]:
+def _build(context: StepContext, directory: Path, version: str) -> dict[str, Any]:
     python = make_environment(context, directory)
+    temporary = directory / ".tmp"  # as for engines: a small /tmp has no room for what pip unpacks
+    temporary.mkdir(mode=0o700)
     wanted = f"{DISTRIBUTION}=={version}" if version else DISTRIBUTION
     ended = Pip(context, python, clean_environment(TMPDIR=str(temporary)), []).install(wanted)
     if ended.code != 0:
         raise install_failure(DISTRIBUTION, version or "newest", ended, may_relax=False)
+    remove_tree(temporary)
     return _facts(context, python)
 
 
