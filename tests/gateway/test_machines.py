@@ -28,7 +28,9 @@ from workers.gateway.description import Gateway, Key, Listener, Server, Target
 from workers.gateway.description import Route as RouteOf
 from workers.gateway.log_file import LogFile
 from workers.gateway.messages import Order, Told
+from workers.gateway_machine.agent import Agent
 from workers.gateway_machine.log_shipping import LogShipping
+from workers.host_config import GatewayConfig
 from workers.sealing import generate_key_pair, unseal
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -290,3 +292,27 @@ def test_a_name_that_can_not_be_is_said_at_its_field(client: Client, admin: User
     client.force_login(admin)
     page = client.post("/gateways/new/", {"name": "Edge 1"})
     assert (page.status_code, "lower-case letters" in page.content.decode()) == (400, True)
+
+
+def test_an_order_that_could_not_be_understood_is_no_trouble_once_one_can(
+    joined: tuple[GatewayMachine, "redis.Redis"], tmp_path: Path
+) -> None:
+    machine, link = joined
+    address = link.connection_pool.connection_kwargs
+    url = f"redis://{address['username']}:{address['password']}@{address['host']}:{address['port']}"
+    config = GatewayConfig(
+        name=machine.name, redis_url=url, console_url="http://127.0.0.1:9", private_key=PRIVATE, state_dir=tmp_path
+    )
+    agent = Agent(config, tmp_path / "gateway.json")
+
+    def problem_after(text: str) -> str:
+        # The console's side writes it; the gateway's own user may write its keys, too.
+        link.set(messages.order_key(machine.name), text)
+        agent._ask()
+        agent._tell(now=True)
+        return str(Told.model_validate_json(str(link.get(messages.told_key(machine.name)))).problem)
+
+    good = Order(digest="a", sealed="x").model_dump_json()
+    assert problem_after(good) == ""
+    assert "can't be understood" in problem_after('{"digest": 5}')
+    assert problem_after(good) == ""

@@ -109,6 +109,7 @@ class Agent:
         except ValidationError as error:
             self._problem = f"the order can't be understood: {error.errors()[0]['msg']}"
             return
+        self._problem = ""  # whether it can be opened is said anew where it is opened
         if order != self._order:
             self._order = order
             replace_private(self._directory / ORDER, order.model_dump_json())
