@@ -46,6 +46,8 @@ class Engine:
     """Answers only once `gate` is set."""
     sent: int = 0
     """Pieces of streams that were sent."""
+    ends_with_last_piece: bool = False
+    """The end of a stream is sent in one with its last piece."""
     counts: int | None = None
     """What /tokenize says; None: it is not there."""
 
@@ -109,12 +111,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         try:
-            for piece in pieces:
-                self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            for number, piece in enumerate(pieces, start=1):
+                together = self.engine.ends_with_last_piece and number == len(pieces)
+                end = b"0\r\n\r\n" if together else b""
+                self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n" + end)
                 self.wfile.flush()
                 self.engine.sent += 1
                 time.sleep(self.engine.pause_seconds)
-            self.wfile.write(b"0\r\n\r\n")
+            if not self.engine.ends_with_last_piece:
+                self.wfile.write(b"0\r\n\r\n")
         except OSError:
             self.close_connection = True
 

@@ -62,8 +62,17 @@ def test_several_choices_and_tool_calls_end_with_their_reason(gateway: Running, 
         {"choices": [], "usage": {"prompt_tokens": 30, "total_tokens": 50, "completion_tokens": 20}},
     ]
     engine.pieces = [b"data: " + json.dumps(one, separators=(",", ":")).encode() + b"\n\n" for one in chunks]
-    assert stream(gateway, "tools") == b"".join(engine.pieces[:-1])
+    # An empty line more means nothing in an event stream.
+    assert stream(gateway, "tools").rstrip(b"\n") == b"".join(engine.pieces[:-1]).rstrip(b"\n")
     assert usage(gateway, "tools") == ("30", "20", "tool_calls")
+
+
+def test_an_answer_ends_when_what_came_with_its_end_is_taken_out(gateway: Running, engine: Engine) -> None:
+    engine.pieces = engine.events()[:-1]  # usage alone comes last: no [DONE]
+    engine.pause_seconds = 0.2
+    engine.ends_with_last_piece = True
+    assert stream(gateway, "ends") == b"".join(engine.pieces[:-1]) + b"\n"
+    assert usage(gateway, "ends") == ("7", "5", "stop")
 
 
 def test_an_answer_can_not_forge_its_usage(gateway: Running, engine: Engine) -> None:

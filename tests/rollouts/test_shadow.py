@@ -135,8 +135,9 @@ def test_an_abort_ends_the_copies(rollout: Rollout, admin: User) -> None:
 def test_a_consent_that_is_taken_back_ends_the_copies_at_once_and_asks(
     rollout: Rollout, route: Route, operator: User
 ) -> None:
-    for instance in Instance.objects.all():
-        Instance.objects.filter(pk=instance.pk).update(port=9000 + instance.pk)
+    # Ports that no other instance of the scene has, whatever the keys are: two never share one on a host.
+    for port, instance in enumerate(Instance.objects.order_by("pk"), start=9101):
+        Instance.objects.filter(pk=instance.pk).update(port=port)
         argv = ["vllm", "serve", "/m", names.FLAG, "chat-a", "chat"]
         Attempt.objects.create(instance=instance, number=1, argv=argv, started_at=timezone.now())
     target = route.targets.get().pk
