@@ -109,6 +109,8 @@ def _bar(fit: Fit, used: Used) -> Bar:
             segments.append(Segment(role, label, nbytes, f"{left:.1f}", f"{width:.1f}"))
         left += width
     title = used.row.name if used.row.kind == "cpu" else str(used.row)
+    if fit.host:
+        title = f"{fit.host} · {title}"
     return Bar(title, readable_bytes(used.total), tuple(segments), max(0, wanted - used.total))
 
 

@@ -97,6 +97,15 @@ class Fit:
     curve: tuple[tuple[int, float], ...]
     max_context: int
     ranks: int = 1
+    host: str = ""
+    """Name of the host that placement chose for it; empty where the form names it."""
+
+    @property
+    def tightness(self) -> tuple[float, float]:
+        """Orders fits: one that doesn't fit comes first, then the one with the fewest requests at once."""
+        if self.plan is None:
+            return (0, 0)
+        return (2 if self.plan.fits else 1, self.plan.max_concurrency or 0)
 
 
 def fit(
@@ -106,20 +115,22 @@ def fit(
     values: Mapping[str, Value],
     environment: Mapping[str, str],
     devices: Sequence[Device] = (),
+    placed: Sequence[Device] = (),
     changing: Deployment | None = None,
     wanted: int | None = None,
     replicas: int = 1,
 ) -> Fit:
     """Plan a model on devices of a host as the engine would lay it out with these arguments.
 
-    `devices` empty: those with the most free memory. `changing`: its own memory counts as free, because it ends first.
-    `wanted`: requests of full length at once that one would like to serve. `replicas`: engines that there are to be.
+    `devices` are those that a person chose; none: those that it was `placed` on, or else those with the most free memory.
+    `changing`: its own memory counts as free, because it ends first. `wanted`: requests of full length at once that one
+    would like to serve. `replicas`: engines that there are to be.
     """
     if not copy.revision.shape:
         return _none(_("No host has read these files yet. Verify them once, and the sum is shown before each start."))
     try:
         shape = shape_with(copy.revision.shape, values)
-        used = choose(engine.host, engine, values, devices, given_back=_own_bytes(changing, engine.host))
+        used = choose(engine.host, engine, values, placed or devices, given_back=_own_bytes(changing, engine.host))
         request = request_for(engine, used, values, environment)
         request = _with_learned(shape, request, copy, engine, used)
         found = plan(shape, _with_seen(request, copy, used, replicas=replicas), catalogue())

@@ -17,7 +17,7 @@ from console.access import policies
 from console.access.models import User
 from console.access.policies import Action
 from console.catalog.models import Copy
-from console.deployments import argument_fields, arguments_check, engine_schema, fitting, rooms
+from console.deployments import argument_fields, arguments_check, engine_schema, fitting, wide_fit
 from console.deployments.argument_fields import PREFIX, UNSET
 from console.deployments.claims import WIDE, as_placement
 from console.deployments.form_fields import CopyField, DevicesField, EngineField, EnvironmentField, split_arguments
@@ -31,7 +31,7 @@ from console.deployments.health_fields import (
 )
 from console.deployments.models import MOST_REPLICAS, NAME_PATTERN, Deployment
 from console.deployments.place_presentation import Places, places
-from console.deployments.placement import Rule
+from console.deployments.placement import Rule, Strategy
 from console.fleet.labels import LabelsField
 from console.fleet.models import Device, Engine, Host
 from console.jobs import copy_fetching
@@ -351,20 +351,22 @@ class DeployForm(GateFields, HealthFields):
         if copy is None or engine is None or copy.host_id != engine.host_id:
             return None
         data = getattr(self, "cleaned_data", {})
-        values: Mapping[str, Value] = self._all_values()
-        environment = data.get("environment") or {}
-        if data.get("placement") == "pack":
-            values = rooms.sized(copy, engine, values, environment)
-        return fitting.fit(
+        return wide_fit.fit(
             copy,
             engine,
-            values=values,
-            environment=environment,
+            places=self.places if self._strategy() in WIDE else None,
+            shares=self._strategy() == "pack",
+            values=self._all_values(),
+            environment=data.get("environment") or {},
             devices=list(data.get("devices") or []),
             changing=self.changing,
             wanted=data.get("wanted"),
             replicas=data.get("replicas") or 1,
         )
+
+    def _strategy(self) -> Strategy:
+        data = getattr(self, "cleaned_data", {})
+        return data.get("placement") or ("manual" if data.get("devices") else "here")
 
     def _check_placement(self, data: dict[str, Any]) -> None:
         chosen, strategy = data.get("devices"), data.get("placement")
@@ -382,17 +384,18 @@ class DeployForm(GateFields, HealthFields):
     @cached_property
     def places(self) -> Places | None:
         """Where the replicas would go, as far as the form is filled in."""
-        if self.fit is None or self.chosen_copy is None or self.chosen_engine is None:
+        copy, engine = self.chosen_copy, self.chosen_engine
+        if copy is None or engine is None or copy.host_id != engine.host_id:
             return None
         data = getattr(self, "cleaned_data", {})
         chosen = tuple(device.uuid for device in data.get("devices") or ())
         return places(
-            self.chosen_copy,
-            self.chosen_engine,
+            copy,
+            engine,
             values=self._all_values(),
             environment=data.get("environment") or {},
             rule=Rule(
-                data.get("placement") or ("manual" if chosen else "here"),
+                self._strategy(),
                 data.get("replicas") or 1,
                 data.get("labels") or {},
                 chosen,

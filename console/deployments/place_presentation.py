@@ -29,11 +29,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Places:
-    """A decision for the fit card. `note` says what the engine is told because of it; empty: nothing."""
+    """A decision for the fit card. `note` says what the engine is told because of it; empty: nothing.
+
+    `sites`: files and engine by host, of those that were looked at.
+    """
 
     decision: Decision
     sentence: str
     note: str
+    sites: Mapping[int, rooms.Site]
 
     @property
     def rows(self) -> list[Row]:
@@ -98,7 +102,7 @@ def places(
     note = _note(need, decision, found)
     if rule.strategy == "pack" and engine.platform == "cpu" and decision.choices:
         note = _cpu_note(rooms.shared_kv_bytes(copy, engine, values, environment))
-    return Places(decision, sentence_of(decision, rule), note)
+    return Places(decision, sentence_of(decision, rule), note, {site.host.pk: site for site in sites})
 
 
 def _own(changing: Deployment | None) -> Collection[int]:

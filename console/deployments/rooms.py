@@ -71,14 +71,19 @@ def need_by_values(
 
 
 def sized(
-    copy: Copy, engine: Engine, values: Mapping[str, Value], environment: Mapping[str, str]
+    copy: Copy, engine: Engine, values: Mapping[str, Value], environment: Mapping[str, str], *, total: int | None = None
 ) -> Mapping[str, Value]:
-    """The values with the share (on a CPU: the KV cache) that `pack` gives an engine there, where none is said."""
+    """The values with the share (on a CPU: the KV cache) that `pack` gives an engine there, where none is said.
+
+    `total`: bytes of the device that it goes on; None: of the host's first.
+    """
     if engine.platform == "cpu":
         kv_bytes = shared_kv_bytes(copy, engine, values, environment)
         return {**values, fitting.KV_ARGUMENT: kv_bytes} if kv_bytes else values
     need = need_by_values(copy, engine, values, environment, shares=True)
-    total = Device.objects.usable().filter(host=engine.host, kind="gpu").values_list("memory_total", flat=True).first()
+    if total is None:
+        devices = Device.objects.usable().filter(host=engine.host, kind="gpu")
+        total = devices.values_list("memory_total", flat=True).first()
     return {**values, "gpu_memory_utilization": need.share_of(total)} if need.sized and total else values
 
 

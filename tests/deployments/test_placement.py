@@ -122,7 +122,7 @@ def test_what_is_missing_is_said_with_who_holds_it() -> None:
 def test_devices_that_are_alike_share_a_row_of_the_table() -> None:
     wide = host("a", *(gpu(index, 40 if index == 3 else 80) for index in range(6)), chosen=True)
     empty = host("b", trouble="paused")
-    places = Places(decide(Need(50 * GIB, devices=2), [wide, empty], Rule("spread")), "", "")
+    places = Places(decide(Need(50 * GIB, devices=2), [wide, empty], Rule("spread")), "", "", {})
     assert [(row.host, row.device, row.size, row.taken) for row in places.rows] == [
         ("a", "H100 #0–1", "room for 80 GiB, 50 GiB each", 1),
         ("a", "H100 #2, #4–5", "room for 80 GiB, 50 GiB each", 0),
@@ -130,7 +130,7 @@ def test_devices_that_are_alike_share_a_row_of_the_table() -> None:
         ("b", "", "", 0),
     ]
     parts = [DeviceRoom(f"MIG-{part}", f"A100 #0.{part}.0", 0, 10 * GIB, 9 * GIB) for part in (11, 9)]
-    places = Places(decide(Need(20 * GIB), [host("a", *parts, chosen=True)], Rule()), "", "")
+    places = Places(decide(Need(20 * GIB), [host("a", *parts, chosen=True)], Rule()), "", "", {})
     assert [row.device for row in places.rows] == ["A100 #0.9.0, #0.11.0"]
     processor = DeviceRoom("cpu", "AMD EPYC", 0, 80 * GIB, 60 * GIB)
     assert Places(decide(Need(GIB), [host("a", processor, chosen=True)], Rule()), "", "").rows[0].device == "AMD EPYC"

@@ -11,7 +11,7 @@ from console.deployments import changes
 from console.deployments.models import Claim, Deployment, Instance, Spec
 from console.fleet.models import Device, Host
 from console.jobs.models import Job
-from tests.deployments.test_claims import give_gpus
+from tests.deployments.test_claims import give_gpus, twin
 from tests.deployments.test_fitting import llama
 from tests.deployments.test_services import serve
 from tests.deployments.test_views_form import errors_of, filled, signed_in
@@ -63,6 +63,35 @@ def test_labels_and_strategy_reach_the_spec_and_the_table(gpus: Fleet, admin: Us
     Host.objects.filter(pk=gpus.host.pk).update(labels={"zone": "a"})
     assert client.post(reverse("deployment_add"), data).status_code == 302
     assert Spec.objects.get().placement == {"strategy": "spread", "labels": {"spot": "!", "zone": "a"}}
+
+
+@pytest.mark.parametrize("placement", ["pack", "spread"])
+def test_the_sum_is_that_of_the_host_where_it_goes_not_of_the_one_that_the_form_names(
+    fleet: Fleet, admin: User, placement: str
+) -> None:
+    other = twin(fleet)
+    fleet.copy.revision.shape = llama()
+    fleet.copy.revision.save()
+    Device.objects.filter(host=fleet.host).update(memory_free=2 * 2**30)
+    Device.objects.filter(host=other).update(name="L40S", memory_total=48 * 2**30, memory_free=47 * 2**30)
+    client, data = signed_in(admin), filled(fleet, placement=placement, arg_max_model_len="2048")
+    text = preview(client, data)
+    assert f"{other.name} · L40S #0" in text
+    assert "fits" in text
+    assert "doesn’t fit" not in text and "doesn&#x27;t fit" not in text
+    assert client.post(reverse("deployment_add"), data).status_code == 302
+    assert Instance.objects.get().host == other
+
+
+def test_of_replicas_on_unlike_devices_the_tightest_is_shown(fleet: Fleet, admin: User) -> None:
+    other = twin(fleet)
+    fleet.copy.revision.shape = llama()
+    fleet.copy.revision.save()
+    Device.objects.filter(host=other).update(name="L40S", memory_total=48 * 2**30, memory_free=47 * 2**30)
+    text = preview(signed_in(admin), filled(fleet, placement="spread", replicas="2", arg_max_model_len="2048"))
+    assert "2 replicas have their places on 2 hosts." in text
+    assert f"{other.name} · L40S #0" in text
+    assert f"{fleet.host.name} · H100 #0" not in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""Whether a model fits where placement puts it: with pack and spread that is rarely the host that the form names."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from console.catalog.models import Copy
+from console.deployments import fitting, rooms
+from console.deployments.place_presentation import Places
+from console.fleet import presentation
+from console.fleet.models import Device, Engine
+from workers.vllm.arguments import Value
+
+
+def fit(
+    copy: Copy, engine: Engine, *, places: Places | None, shares: bool, values: Mapping[str, Value],
+    environment: Mapping[str, str], **others: Any,
+) -> fitting.Fit:  # fmt: skip
+    """`fitting.fit` on the devices of `places`, the tightest where replicas go on unlike ones.
+
+    Without `places`, or where they have no room, it is planned on the host of `copy` and `engine`. `shares`: the engine is
+    sized to share its device. `others`: as `fitting.fit` takes them.
+    """
+    chosen = list(_unlike(places)) if places is not None else []
+    if not chosen:
+        sized = rooms.sized(copy, engine, values, environment) if shares else values
+        return fitting.fit(copy, engine, values=sized, environment=environment, **others)
+    found = []
+    for site, devices in chosen:
+        if site.engine is None:
+            continue  # placement leaves such a host out
+        total = devices[0].memory_total
+        sized = rooms.sized(site.copy, site.engine, values, environment, total=total) if shares else values
+        one = fitting.fit(site.copy, site.engine, values=sized, environment=environment, placed=devices, **others)
+        found.append(replace(one, host=site.host.name))
+    return min(found, key=lambda one: one.tightness)
+
+
+def _unlike(places: Places) -> Iterator[tuple[rooms.Site, Sequence[Device]]]:
+    """One place of each kind that was taken, the one that had the least free memory: those that are alike plan alike."""
+    taken: dict[tuple[object, ...], tuple[int, rooms.Site, list[Device]]] = {}
+    for choice in places.decision.choices:
+        site = places.sites[choice.host]
+        devices = list(Device.objects.filter(host=choice.host, uuid__in=choice.devices).order_by("index"))
+        free = min(presentation.memory(one, site.host.vitals).free for one in devices)
+        kind = tuple((one.name, one.memory_total) for one in devices)
+        if kind not in taken or free < taken[kind][0]:
+            taken[kind] = (free, site, devices)
+    yield from ((site, devices) for _free, site, devices in taken.values())
