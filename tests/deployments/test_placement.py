@@ -133,7 +133,8 @@ def test_devices_that_are_alike_share_a_row_of_the_table() -> None:
     places = Places(decide(Need(20 * GIB), [host("a", *parts, chosen=True)], Rule()), "", "", {})
     assert [row.device for row in places.rows] == ["A100 #0.9.0, #0.11.0"]
     processor = DeviceRoom("cpu", "AMD EPYC", 0, 80 * GIB, 60 * GIB)
-    assert Places(decide(Need(GIB), [host("a", processor, chosen=True)], Rule()), "", "").rows[0].device == "AMD EPYC"
+    places = Places(decide(Need(GIB), [host("a", processor, chosen=True)], Rule()), "", "", {})
+    assert places.rows[0].device == "AMD EPYC"
 
 
 def test_where_labels_leave_a_host_out_the_sentence_says_so_instead_of_speaking_of_room() -> None:
