@@ -22,6 +22,7 @@ from console.gateway import access_log, bell, plan, sending
 from console.gateway.machine_rounds import MachineRounds
 from workers.gateway import program
 from workers.gateway.applying import Applier
+from workers.gateway.description import Gateway
 from workers.gateway.keeping import RELOAD_PAUSE_SECONDS, Keeper, Status
 from workers.gateway.runtime_api import Away
 
@@ -96,9 +97,6 @@ class Controller:
             try:
                 close_old_connections()
                 self.round()
-            except Away as away:
-                self._keeper.is_away(str(away))
-                self._say()
             except (*DATABASE_AWAY, RedisError) as error:
                 log.warning("gateway: database or broker away", error=str(error))
             except Exception:
@@ -106,15 +104,23 @@ class Controller:
             self._wait()
 
     def round(self) -> None:
-        """Store what is new in the log, then bring HAProxy to what is wanted."""
+        """Store what is new in the log, bring HAProxy to what is wanted, then the gateways on other machines."""
         self._reader.read()
         wanted = plan.read(corrections=self._reader.corrections.sums(time.time()))
+        self._keep(wanted)
         self._machines.round(wanted)
-        if self._keeper.keep(wanted):
-            self._say()
         if time.monotonic() - self._trimmed_at > TRIM_SECONDS:
             access_log.trim(plan.directory(), today=timezone.now().date())
             self._trimmed_at = time.monotonic()
+
+    def _keep(self, wanted: Gateway) -> None:
+        """Before anything that needs the broker: instances that ended leave HAProxy while the broker is away, too."""
+        try:
+            if self._keeper.keep(wanted):
+                self._say()
+        except Away as away:
+            self._keeper.is_away(str(away))
+            self._say()
 
     def _say(self) -> None:
         told = self._keeper.status

@@ -28,6 +28,8 @@ LEAVE_SECONDS = 120.0
 """One that was told to end and is not heard of for so long is forgotten."""
 MOST_PIECES = 8
 """Of one machine's log in one round, so that others get their turn."""
+STORE_SECONDS = 0.3
+"""So long a round stores what went through them; the rest waits, because the gateway here waits for the round."""
 
 
 class MachineRounds:
@@ -40,6 +42,7 @@ class MachineRounds:
         self._ordered: dict[int, Order] = {}
         self._contents: dict[int, tuple[object, ...]] = {}
         self._looked_at = 0.0
+        self._turn = 0
 
     def round(self, wanted: Gateway) -> None:
         """Give each what it shall do, and store what went through it. Raises RedisError, OperationalError."""
@@ -51,13 +54,22 @@ class MachineRounds:
                 broker_users.settle(machine)
         for machine in joined:
             try:
-                reader = self._reader(machine)
-                self._store(machine, reader)
-                self._order(machine, reader, wanted)
+                self._order(machine, self._reader(machine), wanted)
                 if is_look:
                     self._look(machine)
             except Refused as refusal:
                 log.warning("a gateway elsewhere has to wait", gateway=machine.name, why=str(refusal))
+        self._store_all(joined)
+
+    def _store_all(self, joined: Sequence[GatewayMachine]) -> None:
+        """Each in its turn: the next round begins with the one that this round had no time for."""
+        until = time.monotonic() + STORE_SECONDS
+        for _number in range(len(joined)):
+            if time.monotonic() > until:
+                return
+            machine = joined[self._turn % len(joined)]
+            self._turn += 1
+            self._store(machine, self._reader(machine), until)
 
     def _reader(self, machine: GatewayMachine) -> access_log.Reader:
         if machine.pk not in self._readers:
@@ -66,7 +78,7 @@ class MachineRounds:
 
     # -- up -----------------------------------------------------------------------------------------------------------
 
-    def _store(self, machine: GatewayMachine, reader: access_log.Reader) -> None:
+    def _store(self, machine: GatewayMachine, reader: access_log.Reader, until: float) -> None:
         """Store the piece that waits, say so, and wait a moment for the next one while there are more."""
         link = broker.connection()
         for _number in range(MOST_PIECES):
@@ -85,7 +97,7 @@ class MachineRounds:
             pipe.delete(messages.piece_key(machine.name))
             pipe.publish(messages.doorbell_channel(machine.name), "stored")
             pipe.execute()
-            if piece.end - piece.offset < messages.PIECE_BYTES // 2:
+            if piece.end - piece.offset < messages.PIECE_BYTES // 2 or time.monotonic() > until:
                 return
             time.sleep(0.02)
 

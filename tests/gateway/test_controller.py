@@ -9,23 +9,26 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
+import redis
 from django.db import connections
 from django.utils import timezone
 
 from console.common.secrets import encrypt
 from console.deployments.models import Attempt, Deployment, Instance
-from console.gateway import controller, keys, names, plan, routes
-from console.gateway.models import GatewayRequest, Key, Route, UsageDay
+from console.gateway import controller, keys, machine_rounds, names, plan, routes
+from console.gateway.models import GatewayMachine, GatewayRequest, Key, Route, UsageDay
 from console.gateway.routes import Share
 from tests.factories import Fleet
 from tests.gateway.backend import BINARY, wait_until
 from tests.ports import free_port
 from workers.gateway import program
 from workers.gateway.applying import Applier
+from workers.sealing import generate_key_pair
 
 ENGINE = Path(__file__).parents[1] / "standin" / "engine.py"
 
@@ -159,6 +162,24 @@ def test_an_instance_that_is_no_longer_ready_gets_nothing(
     assert wait_until(lambda: ask(controlled, secret).status_code == 503, seconds=10) < 3
     Instance.objects.filter(pk=instance.pk).update(state="ready")
     wait_until(lambda: ask(controlled, secret).status_code == 200, seconds=10)
+
+
+def test_what_gateways_elsewhere_need_keeps_no_instance_in_the_one_here(
+    monkeypatch: pytest.MonkeyPatch, place: str, fleet: Fleet, engine: Callable[..., int]
+) -> None:
+    instance = serving(fleet, "chat-a", engine("chat-a", "chat", key="sk-engine"), "chat-a", "chat")
+    _key, secret = keys.create(name="app", owner=None, routes=None, expires_at=None, actor=None, team_id=1)
+    shares = [Share(Deployment.objects.get(name="chat-a"))]
+    routes.save(Route(name="chat"), aliases=[], shares=shares, actor=None)
+    GatewayMachine.objects.create(name="edge-01", redis_password_sha256="x", public_key=generate_key_pair()[1])
+    away = redis.Redis(port=free_port())  # nobody listens there
+    monkeypatch.setattr(machine_rounds, "broker", SimpleNamespace(connection=lambda: away))
+    one = controller.Controller()
+    for state, status in (("ready", 200), ("unhealthy", 503), ("ready", 200)):
+        Instance.objects.filter(pk=instance.pk).update(state=state)
+        with pytest.raises(redis.RedisError):
+            one.round()
+        wait_until(lambda: ask(place, secret).status_code == status, seconds=10)  # noqa: B023 - waited for in this turn
 
 
 def test_a_controller_that_was_away_counts_what_it_missed(place: str, fleet: Fleet, engine: Callable[..., int]) -> None:
