@@ -56,8 +56,8 @@ def chat(console: LiveConsole, copy: int) -> Served:
     return serve(console, "chat", ENGINE, copy, ARGUMENTS)
 
 
-def begin(served: Served, **changes: str) -> int:
-    """Start a rollout; returns it once the new engine is up and its first step has begun."""
+def begin(served: Served, first: str = "shifting", **changes: str) -> int:
+    """Start a rollout; returns it once the new engine is up and its first step, of this kind, has begun."""
     console = served.console
     spec = console.rows(
         "select s.engine_id, s.copy_id from deployments_spec s join deployments_deployment d on d.current_spec_id = s.id"
@@ -68,7 +68,7 @@ def begin(served: Served, **changes: str) -> int:
     assert "/rollouts/" in str(answer.url), answer.text[:4000]
     rollout = int(str(answer.url).rstrip("/").rpartition("/")[2])
     wait_for("its first step begins", lambda: state(served, rollout) != "preparing", seconds=START_SECONDS, every=0.5)
-    assert state(served, rollout) == "shifting", finding(served, rollout)
+    assert state(served, rollout) == first, finding(served, rollout)
     return rollout
 
 
@@ -80,11 +80,21 @@ def finding(served: Served, rollout: int) -> Any:
     return served.console.rows("select state_reason, finding from rollouts_rollout where id = ?", rollout)
 
 
+def copies_by_new(served: Served, rollout: int) -> int:
+    return int(served.console.one(
+        "select count(*) from gateway_gatewayrequest g join deployments_instance i on i.id = g.instance"
+        " join rollouts_rollout r on i.spec_id = r.new_spec_id where r.id = ? and g.status = 200 and g.shadow = 'copy'",
+        rollout,
+    ) or 0)  # fmt: skip
+
+
 def requests_by(served: Served, rollout: int, side: str) -> int:
+    """Answers to clients: copies don't count."""
     same = "=" if side == "new" else "!="
     return int(served.console.one(
         "select count(*) from gateway_gatewayrequest g join deployments_instance i on i.id = g.instance"
-        f" join rollouts_rollout r on i.spec_id {same} r.new_spec_id where r.id = ? and g.status = 200", rollout,
+        f" join rollouts_rollout r on i.spec_id {same} r.new_spec_id where r.id = ? and g.status = 200 and g.shadow != 'copy'",
+        rollout,
     ) or 0)  # fmt: skip
 
 
@@ -102,16 +112,27 @@ def shift_through(served: Served, rollout: int) -> None:
     wait_for("it has ended", lambda: state(served, rollout) not in ("draining", "rolling_back"), seconds=240)
 
 
-def test_a_new_spec_takes_over_step_by_step_and_no_request_fails(chat: Served) -> None:
+def test_after_copies_of_requests_a_new_spec_takes_over_step_by_step_and_no_request_fails(chat: Served) -> None:
+    console = chat.console
+    route = console.one("select id from gateway_route where name = ?", chat.route)
+    console.post(f"/routes/{route}/allow-shadows/", {"reason": "a test's own requests"})
     with under_load(chat) as seen:
-        rollout = begin(chat, arguments=f"{ARGUMENTS} --max-num-batched-tokens 1024", weights="1, 5, 25, 50, 100")
+        rollout = begin(
+            chat, "shadowing", arguments=f"{ARGUMENTS} --max-num-batched-tokens 1024", weights="1, 5, 25, 50, 100",
+            shadow_percent="50", shadow_minutes="60",
+        )  # fmt: skip
+        wait_for("copies are answered", lambda: copies_by_new(chat, rollout) > 10, seconds=240)
+        assert requests_by(chat, rollout, "new") == 0, "the new one answers nobody yet"
+        console.post(f"/rollouts/{rollout}/skip/", {"reason": "enough"})
+        wait_for("it begins to shift", lambda: state(chat, rollout) == "shifting", seconds=60)
         shift_through(chat, rollout)
     assert state(chat, rollout) == "succeeded", finding(chat, rollout)
     assert seen.failed == []
     assert min(seen.answered["openai"], seen.answered["httpx"]) > 10
     assert requests_by(chat, rollout, "new") > 10
-    page = chat.console.get(f"/rollouts/{rollout}/").text
+    page = console.get(f"/rollouts/{rollout}/").text
     assert "Done: spec" in page
+    assert "Requests copied" in page
 
 
 def sent_back(served: Served, rollout: int, code: str) -> None:
