@@ -1,7 +1,7 @@
 """What is broken now, the worst first: since when, whom it hits, why, what Slipway did about it, and what can be done."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -42,6 +42,8 @@ class Act:
     url: str
     key: str
     danger: bool = False
+    is_advised: bool = False
+    """What the cause asks for: it stands out."""
 
 
 @dataclass
@@ -115,6 +117,12 @@ def _of_deployment(
     cause = causes.cause_of(deployment)
     began = cause.since or deployment.state_since
     since_good = what_changed.since_good(deployment) if is_detailed else None
+    offered = fixing.fixes(user, deployment, cause.failure, since_good) if since_good else []
+    advised = {fix.remedy.kind for fix in offered}
+    acts = [
+        replace(act, is_advised=act.key == "r" and Kind.START in advised)
+        for act in _acts_of_deployment(user, deployment, instances, since_good)
+    ]
     return Problem(
         ident=f"deployment-{deployment.pk}",
         name=deployment.name,
@@ -130,16 +138,16 @@ def _of_deployment(
         deeds=_deeds(deployment, instances, began),
         restarts=sum(one.restarts for one in instances if one.run),
         since_good=since_good,
-        fixes=_without_roll_back(fixing.fixes(user, deployment, cause.failure, since_good)) if since_good else [],
-        acts=_acts_of_deployment(user, deployment, instances, since_good),
+        fixes=_beside_acts(offered),
+        acts=acts,
         alerts=[alert for alert in alerts if alert.deployment_id == deployment.pk],
         trees=f"{reverse('tree_list')}?instance={bad.pk}" if (bad := causes.first_bad(instances)) else "",
     )
 
 
-def _without_roll_back(fixes: Sequence[Fix]) -> list[Fix]:
-    """Rolling back has its own button among the acts, with its own key."""
-    return [fix for fix in fixes if fix.remedy.kind != Kind.ROLL_BACK]
+def _beside_acts(fixes: Sequence[Fix]) -> list[Fix]:
+    """Rolling back and starting again have buttons of their own among the acts, with keys of their own."""
+    return [fix for fix in fixes if fix.remedy.kind not in (Kind.ROLL_BACK, Kind.START)]
 
 
 def _deeds(deployment: Deployment, instances: Sequence[Instance], began: datetime) -> list[StateChange]:
@@ -240,7 +248,8 @@ def truth(found: Sequence[Problem]) -> str:
     """All of it in one sentence."""
     if not found:
         return _("Nothing is broken.")
-    dead = sum(one.rank == 0 for one in found)
+    # An alert stays for a while after what it is about serves again.
+    dead = sum(one.rank == 0 and one.ident.startswith("deployment-") for one in found)
     routes = {name for one in found for name in one.impact.routes}
     parts = [ngettext("%(n)d thing is broken", "%(n)d things are broken", len(found)) % {"n": len(found)}]
     if dead:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from django.utils import timezone
-from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from console.access import policies
@@ -27,7 +26,7 @@ class Impact:
     routes: tuple[str, ...] = ()
     """Routes that nothing else serves now."""
     weaker_routes: tuple[str, ...] = ()
-    """Routes that other deployments still serve."""
+    """Routes that other instances or deployments still serve."""
     keys: int = 0
     failed_requests: int = 0
 
@@ -41,7 +40,10 @@ class Impact:
                          len(self.routes)) % {"names": ", ".join(self.routes)}
             )  # fmt: skip
         if self.weaker_routes:
-            parts.append(_("%(names)s served by others") % {"names": ", ".join(self.weaker_routes)})
+            parts.append(
+                ngettext("the route %(names)s is served by what is left", "the routes %(names)s are served by what is left",
+                         len(self.weaker_routes)) % {"names": ", ".join(self.weaker_routes)}
+            )  # fmt: skip
         if self.keys and self.routes:
             parts.append(ngettext("%(count)d key can call it", "%(count)d keys can call them", self.keys)
                          % {"count": self.keys})  # fmt: skip

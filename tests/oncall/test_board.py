@@ -1,5 +1,6 @@
 """The on-call page: what is broken, the worst first, and the buttons for whoever may press them."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -8,7 +9,7 @@ from django.utils import timezone
 
 from console.access.models import AuditEntry, User
 from console.alerts.models import Silence
-from console.common.states import move
+from console.common.states import LOOKS, move
 from console.deployments.models import Attempt, Deployment, Instance
 from console.fleet.models import Host
 from console.gateway.models import GatewayRequest, Key, Route, Target
@@ -84,6 +85,25 @@ def test_the_worst_comes_first_with_impact_cause_and_what_slipway_did(admin: Use
     assert "CUDA out of memory" in page
     assert "Set --gpu-memory-utilization to 0.85 and redeploy" in page
     assert "Slipway restarted it 3 times." in page
+    assert "The route assistant has no engine left; the route shared is served by what is left" in page
+
+
+def test_starting_again_is_offered_once_and_stands_out(fleet: Fleet, admin: User) -> None:
+    instance = serving(fleet, admin)
+    break_(instance, "failed")
+    failure = {"code": "process.killed_by_oom", "message": "killed", "evidence": []}
+    Instance.objects.filter(pk=instance.pk).update(failure=failure)
+    (found,) = board.problems(admin)
+    assert [fix.label for fix in found.fixes if "Start" in fix.label] == []
+    assert [act.key for act in found.acts if act.is_advised] == ["r"]
+
+
+def test_an_alert_that_outlives_its_outage_is_not_counted_as_one(admin: User) -> None:
+    look = LOOKS["failed"]
+    alert = board.Problem(ident="alert-1", name="x", url="", look=look, rank=0, since=None, cause="")
+    assert board.truth([alert]) == "1 thing is broken."
+    dead = replace(alert, ident="deployment-1")
+    assert board.truth([alert, dead]) == "2 things are broken; 1 doesn't serve at all."
 
 
 def test_viewers_see_what_is_broken_and_nothing_to_press(

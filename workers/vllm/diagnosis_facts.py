@@ -8,6 +8,7 @@ from functools import cache
 
 from workers.vllm.diagnosis_lines import LONGEST_LINE, Level, LogLine, clean
 from workers.vllm.diagnosis_narrowing import DEATH_WORDS, Wanted, is_crowded, lines_with, narrowed
+from workers.vllm.diagnosis_repeats import Repeats
 from workers.vllm.diagnosis_rules import RULES, Rule
 from workers.vllm.diagnosis_wrappers import DEATH_NOTICES, DEATHS, EXCEPTION, WRAPPERS
 
@@ -59,19 +60,13 @@ _INFORMATIVE = (
     b"Xid",
 )
 _ANY_WORD = (*_INFORMATIVE, *_STEMS)
-# Milestones, and the sign of a hang, count every time.
-_NEVER_OLD = re.compile(rb"startup complete|shutdown triggered|Shutting down|non-default args|block found")
 # After these, what was found before may count no more.
 _MAKES_NEW = (b"startup complete", b"non-default args")
 # How sure a code's rules can be, and whether one of them has something to say on its fix.
 _SUREST = {code: max(r.confidence for r in RULES if r.code == code) for code in {rule.code for rule in RULES}}
 _HINTED = frozenset(rule.code for rule in RULES if rule.hint)
-_DIGITS = b"0123456789abcdef"
-# Logs repeat themselves. A line that differs from earlier ones in numbers and ids alone is read this often, then passed
-# over.
-_READ_OFTEN = 8
-_REMEMBERED_LINES = 50_000
 _READ_CLOSELY = 4_000
+_READ_CLOSELY_BYTES = 4_000_000
 # What a milestone's line holds: quicker to see than the expression.
 _MILESTONE_WORDS = ("startup complete", "hut", "eceived", "non-default args", "LLM engine", "API server version")
 _STARTED = re.compile(r"Application startup complete")
@@ -148,7 +143,9 @@ class Facts:
         self.asked_to_stop: Evidence | None = None
         self.recent: deque[Evidence] = deque(maxlen=_LOOK_BACK)
         self._rules: Sequence[Rule] = RULES
-        self._seen: dict[int, int] = {}
+        self._repeats = Repeats()
+        self._wanted_last = Wanted()
+        self._byte_count = 0
         self._wanting: list[_Wanting] = []
 
     def observe(self, block: bytes) -> None:
@@ -156,64 +153,72 @@ class Facts:
         # UTF-16 that somebody cut into lines: without its zeros it is ASCII again.
         block = block.replace(b"\0", b"")
         # The first lines are all read; short ones behind them needn't be because they came in the same piece.
-        if self.line_count < _READ_CLOSELY and block.count(b"\n") > 2 * _READ_CLOSELY:
+        if self._reads_closely and block.count(b"\n") > 2 * _READ_CLOSELY:
             *head, block = block.split(b"\n", _READ_CLOSELY)
             self.observe(b"\n".join(head))
-        first = self.line_count + 1
-        if first > _READ_CLOSELY and not self._wanting and not any(word in block for word in _ANY_WORD):
+        if not self._reads_closely and not self._wanting and not any(word in block for word in _ANY_WORD):
             # Not even split into lines: most of a long log is like this.
             self.line_count += block.count(b"\n") + 1
         else:
             self._read(block.split(b"\n"), block)
+        self._byte_count += len(block)
         tail = block.rsplit(b"\n", _LOOK_BACK)[-_LOOK_BACK:]
         self.recent.extend(
             Evidence(number, _shown(raw)) for number, raw in enumerate(tail, self.line_count - len(tail) + 1)
         )
 
+    @property
+    def _reads_closely(self) -> bool:
+        """A start fails within its first lines: those are all read, so that no wording depends on the stems."""
+        return self.line_count < _READ_CLOSELY and self._byte_count < _READ_CLOSELY_BYTES
+
     def _read(self, lines: list[bytes], block: bytes) -> None:
+        closely = _READ_CLOSELY - self.line_count if self._reads_closely else 0
         first = self.line_count + 1
         self.line_count += len(lines)
         if self._wanting:
             self._wanting = [wanting for wanting in self._wanting if not wanting.take(lines, first)]
         shown = cache(lambda index: _shown(lines[index]))
-        for index in self._worth_a_look(lines, block):
-            if self._is_news(lines[index]):
+        for index in self._worth_a_look(lines, block, closely):
+            if self._repeats.is_news(lines[index]):
                 self._examine(lines, index, first, shown)
 
-    def _worth_a_look(self, lines: list[bytes], block: bytes) -> list[int]:
-        """Indexes of the lines that may matter: quick searches over all of them at once, since hardly any line does."""
+    def _worth_a_look(self, lines: list[bytes], block: bytes, closely: int) -> list[int]:
+        """Indexes of the lines that may matter: quick searches over all of them at once, since hardly any line does.
+
+        `closely`: how many lines are read whatever they hold.
+        """
         found: set[int] = set()
         if any(word in block for word in _INFORMATIVE):
             found |= _indexes_with(block, range(len(lines)), lines, _INFORMATIVE)
         self._rules = RULES
-        if self._is_narrowable(block):
-            suspects, self._rules = narrowed(block, lines, self._wanted())
-            return sorted(found | {index for index in suspects if _may_complain(lines[index])})
+        if closely <= 0 and not any(word in block for word in _MAKES_NEW) and is_crowded(block, _STEMS):
+            return sorted(found | self._suspects(lines, block))
         others = [index for index, line in enumerate(lines) if _may_complain(line)]
         rest = block if len(others) == len(lines) else b"\n".join([lines[index] for index in others])
         found |= _indexes_with(rest, others, lines, _STEMS)
-        # A start fails within its first lines: those are all read, so that no wording depends on the stems.
-        found.update(index for index in others if self.line_count - len(lines) + index < _READ_CLOSELY)
+        found.update(index for index in others if index < closely)
         return sorted(found)
 
-    def _is_narrowable(self, block: bytes) -> bool:
-        """Whether to look for what is still wanted alone: past the first lines, where a milestone can't change that."""
-        before = self.line_count - block.count(b"\n") - 1
-        if before < _READ_CLOSELY or any(word in block for word in _MAKES_NEW):
-            return False
-        return is_crowded(block, _STEMS)
+    def _suspects(self, lines: list[bytes], block: bytes) -> set[int]:
+        """Of a crowded block the lines that hold what is still wanted, but for what the log has said often."""
+        wanted = self._wanted()
+        if wanted.is_more_than(self._wanted_last):
+            self._repeats.forget()
+        self._wanted_last = wanted
+        indexes = self._repeats.fresh(block)
+        if len(indexes) < len(lines):
+            lines = [lines[index] for index in indexes]
+            block = b"\n".join(lines)
+        found, self._rules = narrowed(block, lines, wanted)
+        suspects = {at for at in found if _may_complain(lines[at])}
+        self._repeats.pass_over(line for at, line in enumerate(lines) if at not in suspects)
+        return {indexes[at] for at in suspects}
 
     def _wanted(self) -> Wanted:
         settled = {code for code, cause in self.causes.items() if _is_settled(cause)}
-        return Wanted(settled, self.death is None, self.exception is None, self.complaint is None)
-
-    def _is_news(self, line: bytes) -> bool:
-        key = hash(line[:LONGEST_LINE].translate(None, _DIGITS))
-        times = self._seen.get(key, 0) + 1
-        if len(self._seen) >= _REMEMBERED_LINES:
-            self._seen.clear()
-        self._seen[key] = times
-        return times <= _READ_OFTEN or _NEVER_OLD.search(line) is not None
+        unknown = self.exception is None
+        return Wanted(settled, self.death is None, unknown, unknown and self.complaint is None)
 
     def _examine(self, lines: list[bytes], index: int, first: int, shown: Callable[[int], str]) -> None:
         number = first + index

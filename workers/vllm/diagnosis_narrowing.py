@@ -9,6 +9,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 
 from workers.vllm.diagnosis_rules import RULES, Rule
@@ -63,13 +64,22 @@ class Wanted:
     exception: bool = True
     complaint: bool = True
 
+    def is_more_than(self, earlier: "Wanted") -> bool:
+        """Whether something is looked for that wasn't looked for earlier."""
+        return (
+            any(code not in self.settled for code in earlier.settled)
+            or self.death > earlier.death
+            or self.exception > earlier.exception
+            or self.complaint > earlier.complaint
+        )
+
 
 def is_crowded(block: bytes, stems: tuple[bytes, ...]) -> bool:
-    """Whether so much of a block holds one of the stems that a narrower search pays."""
-    hits = 0
+    """Whether so much of a block holds one of the stems that a narrower search pays: many lines of it, or long ones."""
+    hits, most = 0, min(CROWDED_HITS, block.count(b"\n") // 4)
     for stem in stems:
         hits += block.count(stem)
-        if hits > CROWDED_HITS:
+        if hits > most:
             return True
     return False
 
@@ -77,25 +87,37 @@ def is_crowded(block: bytes, stems: tuple[bytes, ...]) -> bool:
 def narrowed(block: bytes, lines: list[bytes], wanted: Wanted) -> tuple[set[int], tuple[Rule, ...]]:
     """Indexes of the lines that hold a wanted word, and the rules that can match on lines of this block, in order."""
     block += b"\n"  # so that a word with a line's end is found in the last line, too
-    held = {word: block.find(word) for code, words in _WORDS.items() if code not in wanted.settled for word in words}
+    vocabulary = _vocabulary(block)
+    own = {word for code, words in _WORDS.items() if code not in wanted.settled for word in words}
+    held = _first_at(block, own, vocabulary)
     live = tuple(
         rule
         for rule, words in zip(RULES, _WORDS_OF_RULES, strict=True)
-        if rule.code in wanted.settled or any(held.get(word, -1) >= 0 for word in words)
+        if rule.code in wanted.settled or any(word in held for word in words)
     )
-    found = {word: at for word, at in held.items() if at >= 0}
     others = [*(word.encode() for word in DEATH_WORDS if wanted.death)]
     others += [*(_EXCEPTION_WORDS if wanted.exception else ()), *(_COMPLAINT_WORDS if wanted.complaint else ())]
-    found.update(_first_at(block, others))
-    suspects = lines_with(block, lines, found)
+    suspects = lines_with(block, lines, held | _first_at(block, others, vocabulary))
     if wanted.exception:
-        lower = lines_with(block, lines, _first_at(block, _LOWER_ENDS))
+        lower = lines_with(block, lines, _first_at(block, _LOWER_ENDS, vocabulary))
         suspects |= {index for index in lower if _LOWER_EXCEPTION.search(lines[index])}
     return suspects, live
 
 
-def _first_at(block: bytes, words: Iterable[bytes]) -> dict[bytes, int]:
-    return {word: at for word in words if (at := block.find(word)) >= 0}
+def _vocabulary(block: bytes) -> bytes:
+    """Each thing between spaces once, without digits: far shorter than the block, so that most words are missed there."""
+    return b" ".join(set(block.translate(None, _DIGITS).split()))
+
+
+def _first_at(block: bytes, words: Iterable[bytes], vocabulary: bytes) -> dict[bytes, int]:
+    likely = [word for word in words if _piece(word) in vocabulary]
+    return {word: at for word in likely if (at := block.find(word)) >= 0}
+
+
+@cache
+def _piece(word: bytes) -> bytes:
+    """The longest part of a word that a vocabulary would hold if its block held the word."""
+    return max(word.translate(None, _DIGITS).split(), key=len, default=b"")
 
 
 def lines_with(block: bytes, lines: list[bytes], first_at: Mapping[bytes, int]) -> set[int]:
@@ -113,6 +135,7 @@ def lines_with(block: bytes, lines: list[bytes], first_at: Mapping[bytes, int]) 
     return found
 
 
+_DIGITS = b"0123456789"
 _WORDS_OF_RULES = [tuple(word.encode() for word in rule.words) for rule in RULES]
 
 

@@ -96,6 +96,7 @@ _MODEL = (
         "tokenizer.missing",
         r"^json\.decoder\.JSONDecodeError:|^Exception: .{1,80} at line \d+ column \d+",
         0.8,
+        words=("JSONDecodeError", " at line "),
         context=r"tokenization_\w+\.py|tokenizer_file|TokenizerFast\.from_file",
     ),
     _rule(

@@ -63,3 +63,37 @@ def test_errors_that_never_repeat_take_no_longer_than_others_and_hide_no_cause()
     last = diagnoser.result(1)
     assert (first.code, last.code) == ("unknown", "kv_cache.no_blocks")
     assert last.evidence[0].line == (crowd + crowd[:500_000]).count(b"\n") + 1
+
+
+def failed_requests(count: int) -> bytes:
+    line = '(APIServer pid=9) INFO:     10.0.{0}.{1}:{2} - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error\n'
+    return "".join(line.format(n % 250, n % 90, 1024 + n) for n in range(count)).encode()
+
+
+def test_what_a_log_repeats_is_passed_over_at_once_and_hides_no_cause():
+    """Five megabytes that differ in numbers alone, in CPU time; searching all of them for words took thirty times as long."""
+    crowd = failed_requests(50_000)
+    diagnoser = Diagnoser()
+    diagnoser.feed_bytes(failed_requests(5_000))
+    start = time.process_time()
+    for at in range(0, len(crowd), 1 << 20):
+        diagnoser.feed_bytes(crowd[at : at + (1 << 20)])
+    assert time.process_time() - start < 0.8
+    diagnoser.feed_bytes(crowd[:500_000].rpartition(b"\n")[0] + b"\nMemoryError: Unable to allocate 2 GiB\n" + crowd)
+    assert diagnoser.result(1).code == "memory.out_of_memory"
+
+
+def test_what_was_passed_over_counts_again_once_it_is_of_interest_again():
+    """The start that succeeds takes back what an exception before it said; the same words after it are the failure."""
+    said = b"ERROR 11-30 10:00:00 [core.py:1] ValueError: some 7 words that nobody knows Error:\n"
+    diagnoser = Diagnoser()
+    diagnoser.feed_bytes(failed_requests(9_000))
+    for _ in range(3):
+        diagnoser.feed_bytes(said * 5_000)
+    assert diagnoser.result(1).code == "unknown"
+    diagnoser.feed_bytes(b"INFO:     Application startup complete.\n" + failed_requests(500))
+    before = diagnoser.line_count
+    diagnoser.feed_bytes(said * 5_000)
+    found = diagnoser.result(1)
+    assert found.message.startswith("ValueError: some 7 words")
+    assert before < found.evidence[-1].line
