@@ -50,6 +50,7 @@ LOOKS: Mapping[str, Look] = {
     "unhealthy": Look(_("unhealthy"), "heart-broken", "amber"),
     "restarting": Look(_("restarting"), "refresh", "blue"),
     "draining": Look(_("draining"), "progress-down", "blue"),
+    "drained": Look(_("drained"), "tool", "amber"),
     "crashed": Look(_("crashed"), "x", "red"),
     "accepting": Look(_("takes new work"), "circle-filled", "green"),
     "paused": Look(_("paused"), "player-pause", "amber"),

@@ -1,5 +1,6 @@
-"""The page that asks before a host is drained."""
+"""Pages that ask before a host is drained, and before it is brought back."""
 
+from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -9,11 +10,25 @@ from django.views.decorators.http import require_http_methods
 
 from console.access import policies
 from console.access.policies import Action
-from console.common.forms import ReasonForm
+from console.common.errors import Refused
+from console.common.forms import ReasonForm, add_refusal
 from console.deployments import draining
 from console.deployments.services import GRACE_SECONDS
 from console.fleet.models import Host
 from console.fleet.upkeep_views import ask
+
+
+class BringBackForm(ReasonForm):
+    """Why, and whether what the drain stopped is started again."""
+
+    start = forms.BooleanField(label="", required=False, initial=True)
+
+    def __init__(self, *args: object, names: str, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        if names:
+            self.fields["start"].label = _("Start %(names)s again") % {"names": names}
+        else:
+            del self.fields["start"]
 
 
 @require_http_methods(["GET", "POST"])
@@ -35,6 +50,36 @@ def host_drain(request: HttpRequest, pk: int) -> HttpResponse:
         "consequences": _consequences(host),
     }
     return ask(request, host, context)
+
+
+@require_http_methods(["GET", "POST"])
+def host_bring_back(request: HttpRequest, pk: int) -> HttpResponse:
+    """End a host's maintenance: it takes new work again, and what its drain stopped is started if that is wanted."""
+    host = policies.get(request.user, Host.objects.all(), Action.OPERATE, pk=pk)
+    waiting = draining.stopped_by_drain(host)
+    names = ", ".join(one.name for one in waiting)
+    form = BringBackForm(request.POST or None, names=names)
+    if request.method == "POST" and form.is_valid():
+        data, user = form.cleaned_data, policies.require(request.user, Action.OPERATE)
+        try:
+            jobs = draining.bring_back(host, start=data.get("start", False), actor=user, reason=data["reason"])
+        except Refused as refusal:
+            add_refusal(form, refusal)
+        else:
+            text = ngettext("%(name)s is back; %(count)d start has begun.", "%(name)s is back; %(count)d starts have begun.",
+                            len(jobs))  # fmt: skip
+            messages.success(request, text % {"name": host.name, "count": len(jobs)})
+            return redirect("host_detail", pk=host.pk)
+    return ask(request, host, {
+        "form": form,
+        "title": _("Bring %(name)s back") % {"name": host.name},
+        "heading": _("End the maintenance of %(name)s?") % {"name": host.name},
+        "consequences": [
+            _("It takes new work again."),
+            _("Its drain stopped %(names)s.") % {"names": names} if names else _("Nothing of it waits to be started."),
+        ],
+        "button": _("Bring back"),
+    })  # fmt: skip
 
 
 def _consequences(host: Host) -> list[str]:

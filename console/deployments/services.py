@@ -527,7 +527,8 @@ def _state_of(deployment: Deployment, instances: list[Instance], *, busy: bool) 
     if ready or any(one.state not in ("stopped", "crashed") for one in wanted):
         return "degraded", next((one.state_reason for one in wanted if one.state != "ready"), "")
     crashed = next((one for one in instances if one.state == "crashed"), None)
-    return "failed", (crashed.state_reason if crashed else deployment.state_reason)
+    last = crashed or max(instances, key=lambda one: one.state_since, default=None)
+    return "failed", (last.state_reason if last else deployment.state_reason)
 
 
 def refuse_while_busy(deployment: Deployment) -> None:

@@ -65,6 +65,7 @@ urlpatterns = [
     path("attempts/<int:pk>/log/matches/", log_views.attempt_log_matches, name="attempt_log_matches"),
     path("attempts/<int:pk>/log/file/", log_views.attempt_log_file, name="attempt_log_file"),
     path("hosts/<int:pk>/drain/", host_views.host_drain, name="host_drain"),
+    path("hosts/<int:pk>/bring-back/", host_views.host_bring_back, name="host_bring_back"),
     path("brake/", brake_views.brake_banner, name="brake_banner"),
     path("brake/release/", brake_views.brake_release, name="brake_release"),
     path("playground/", playground.playground, name="playground"),

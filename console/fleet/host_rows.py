@@ -58,7 +58,7 @@ class Cells:
         return Row(
             url=self._detail.replace("/0/", f"/{host.pk}/"),
             name=host.name,
-            state=self._state(host, presence),
+            state=self._state(host, presence, instances),
             devices=self._devices(host),
             free="–" if host.memory_free is None else readable_bytes(host.memory_free),
             engines=self._engines(engines),
@@ -74,10 +74,10 @@ class Cells:
             self._drawn[key] = mark_safe(draw())  # noqa: S308 - from a template or format_html
         return self._drawn[key]
 
-    def _state(self, host: Host, presence: str) -> SafeString:
-        if presentation.is_removed(host):
+    def _state(self, host: Host, presence: str, instances: int) -> SafeString:
+        if host.is_removed:
             return self._once(("state", "removed"), lambda: state("removed"))
-        wanted = host.state
+        wanted = presentation.work_look(host, instances)
         if wanted == "accepting":
             return self._once(("state", presence), lambda: state(presence))
         return self._once(("state", presence, wanted), lambda: format_html("{} {}", state(presence), state(wanted)))

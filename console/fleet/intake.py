@@ -47,6 +47,10 @@ def _move(host: Host, to: str, *, actor: User, reason: str, action: str) -> None
 
 def refuse_new_work(host: Host, kind: str) -> None:
     """Raise Refused if a job of this kind can't be given to the host now; the message says why and who can change it."""
+    if host.is_removed and kind not in ("stop", "rollout_stop"):
+        raise Refused(
+            _("%(host)s was removed from the console. Choose another host, or have it join again.") % {"host": host}
+        )
     if host.contract is not None and host.contract < OLDEST_CONTRACT and kind not in _ALWAYS:
         raise Refused(
             _(

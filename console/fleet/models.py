@@ -124,6 +124,11 @@ class Host(Owned, Stateful, Member):
         return key_prefix(self.name)
 
     @property
+    def is_removed(self) -> bool:
+        """True if it was removed but the ledger still names it: it has neither key nor token."""
+        return not self.public_key and not self.join_token_sha256 and not self.redis_password_sha256
+
+    @property
     def is_online(self) -> bool:
         """True if the host was heard of within the last 15 s, on the console's clock."""
         return (

@@ -10,6 +10,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from console.access.models import AuditEntry
 from console.common.spans import readable_bytes, relative
 from console.fleet.models import OFFLINE_AFTER_SECONDS, Device, Host
 
@@ -71,7 +72,7 @@ def device_groups(host: Host) -> list[DeviceGroup]:
 
 
 NOT_REMOVED = ~Q(public_key="", join_token_sha256="", redis_password_sha256="")
-"""The opposite of `is_removed`, for queries."""
+"""The opposite of `Host.is_removed`, for queries."""
 
 
 def totals(hosts: QuerySet[Host]) -> dict[str, Any]:
@@ -89,17 +90,51 @@ def totals(hosts: QuerySet[Host]) -> dict[str, Any]:
     )
 
 
-def is_removed(host: Host) -> bool:
-    """True if a host was removed but the ledger still names it: it has neither key nor token."""
-    return not host.public_key and not host.join_token_sha256 and not host.redis_password_sha256
-
-
 def truth(host: Host, *, instances: int, ready: int, crashed: int = 0) -> str:
-    """The truth about a host in a sentence or two."""
-    if is_removed(host):
-        return _("Removed. Its jobs stay in the ledger.")
+    """The truth about a host in a few sentences."""
+    if host.is_removed:
+        return _removed(host)
     if host.last_seen_at is None:
         return _not_heard_of(host)
+    said = _what_it_does(host, instances=instances, ready=ready, crashed=crashed)
+    return f"{said} {_new_work(host, instances)}".strip()
+
+
+def work_look(host: Host, instances: int) -> str:
+    """Name of the look of what it does with new work: one that was drained and has `instances` left is draining still."""
+    return "drained" if host.state == "draining" and not instances else host.state
+
+
+def _new_work(host: Host, instances: int) -> str:
+    if host.state == "accepting":
+        return ""
+    why = f" ({host.state_reason})" if host.state_reason else ""
+    told = {
+        "paused": _("It is paused%(why)s: what runs goes on, and it takes no new work."),
+        "draining": _("It is being drained%(why)s: what runs ends, and it takes no new work."),
+        "drained": _("It is drained%(why)s and takes no new work until someone brings it back."),
+    }
+    return told[work_look(host, instances)] % {"why": why}
+
+
+def _removed(host: Host) -> str:
+    entry = AuditEntry.objects.filter(action="host.remove", target=host.name).first()
+    stays = _("Its jobs stay in the ledger; with a new join command it comes back.")
+    if entry is None:
+        return " ".join((_("Removed."), stays))
+    text = _("Removed %(ago)s by %(who)s: %(reason)s.") % {
+        "ago": relative(entry.at), "who": entry.actor_name, "reason": entry.reason.rstrip("."),
+    }  # fmt: skip
+    if count := entry.details.get("instances"):
+        text += " " + ngettext(
+            "%(count)d instance was given up and may still run there, unseen.",
+            "%(count)d instances were given up and may still run there, unseen.",
+            count,
+        ) % {"count": count}
+    return f"{text} {stays}"
+
+
+def _what_it_does(host: Host, *, instances: int, ready: int, crashed: int) -> str:
     if not host.is_online:
         text = _("Last heard of %(ago)s; what it does since then is unknown.") % {"ago": relative(host.last_seen_at)}
         if instances:

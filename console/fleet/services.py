@@ -21,6 +21,7 @@ from console.fleet.models import Engine, Host, UnreadReport
 from workers.contracts import Heartbeat, HostInventory, key_prefix
 
 _on_removal: list[Callable[[Host, User, str], None]] = []
+_on_join: list[Callable[[Host], None]] = []
 
 _SLOWER_COUNTS = 0.05
 """Share that one heartbeat has in what is believed of a host's clock when it makes that look slower."""
@@ -72,6 +73,8 @@ def join(*, token: str, public_key: str) -> Credentials:
     membership.refuse_bad_key(public_key)
     with transaction.atomic():
         password = membership.let_in(host, public_key)
+        for callback in _on_join:
+            callback(host)
         access.record(actor=None, action="host.join", target=host.name, target_url=f"/hosts/{host.pk}/")
         live.changed("host", host.pk)
     desired.publish(host.pk)
@@ -134,9 +137,15 @@ def _on_same_machine(host: Host, first: int, last: int) -> Host | None:
 
 
 def on_removal(callback: Callable[[Host, User, str], None]) -> None:
-    """Register what an app does when a host is removed by force. Called once, from an app's `ready`."""
+    """Register what an app does when a host is removed. Called once, from an app's `ready`."""
     if callback not in _on_removal:
         _on_removal.append(callback)
+
+
+def on_join(callback: Callable[[Host], None]) -> None:
+    """Register what an app does when a host joins, for the first time or again. Called once, from an app's `ready`."""
+    if callback not in _on_join:
+        _on_join.append(callback)
 
 
 def remove_host(host: Host, *, actor: User, reason: str, force: bool = False) -> None:
@@ -168,6 +177,7 @@ def remove_host(host: Host, *, actor: User, reason: str, force: bool = False) ->
             Host.objects.filter(pk=host.pk).update(
                 redis_password_sha256="", public_key="", join_token_sha256="", next_password="", last_seen_at=None
             )
+            host.engines.update(present=False)  # its inventory brings them back, should it join again
         else:
             host.delete()
         live.changed("host", host.pk)
@@ -181,7 +191,10 @@ def _forget_in_broker(host: Host) -> None:
             connection.delete(key)
     except RedisError as error:
         raise Refused(
-            _("The broker does not answer, so the host can't be removed now: %(error)s") % {"error": error}
+            _(
+                "The broker does not answer, so the host can't be removed now: %(error)s. Nothing was changed; try again."
+            )
+            % {"error": error}
         ) from None
 
 

@@ -58,6 +58,9 @@ def host_credentials(request: HttpRequest, pk: int) -> HttpResponse:
 
     def rotate(host: Host, *, actor: User, reason: str) -> None:
         credentials.rotate(host, new_key=form.cleaned_data["new_key"], actor=actor, reason=reason)
+        messages.success(
+            request, _("New credentials are on their way to %s; both passwords hold until it uses them.") % host
+        )
 
     consequences = [
         _("The host gets a new password for the broker. The old one dies, with its connections, once it has switched."),

@@ -56,7 +56,7 @@ def host_list(request: HttpRequest) -> HttpResponse:
 
 
 def _shown_look(host: Host) -> str:
-    return "removed" if presentation.is_removed(host) else host.presence
+    return "removed" if host.is_removed else host.presence
 
 
 @require_GET
@@ -76,8 +76,9 @@ def host_detail(request: HttpRequest, pk: int) -> HttpResponse:
     }
     context = {
         "host": host,
-        "removed": presentation.is_removed(host),
+        "removed": host.is_removed,
         "truth": presentation.truth(host, instances=count, ready=ready, crashed=crashed),
+        "work": presentation.work_look(host, count),
         "warnings": presentation.warnings(host),
         "agent": agent_card.describe(host),
         "facts": presentation.facts(host),

@@ -20,6 +20,8 @@ class JobsConfig(AppConfig):
         desired.contribute(_cancelled_steps)
         desired.contribute(copy_sharing.offers)
         fleet.on_removal(host_removal.end_steps)
+        fleet.on_removal(host_removal.lose_copies)
+        fleet.on_join(host_removal.find_copies)
         host_jobs.register_handlers()
         copy_jobs.register_handlers()
         copy_sharing.register_handlers()

@@ -22,7 +22,6 @@ from console.deployments.models import Deployment, Instance
 from console.deployments.remedies import Kind
 from console.deployments.what_changed import SinceGood
 from console.fleet.models import Host
-from console.fleet.presentation import is_removed
 from console.oncall import causes
 from console.oncall.impact import Impact, impacts
 from console.oncall.models import Incident
@@ -79,7 +78,7 @@ class Problem:
 def problems(user: User) -> list[Problem]:
     """Everything that is broken and that this person may see; the worst first, then the longest."""
     deployments = causes.broken(policies.visible(user, Deployment.objects.lasting()))
-    hosts = [host for host in _hosts(user) if host.presence == "offline" and not is_removed(host)]
+    hosts = [host for host in _hosts(user) if host.presence == "offline" and not host.is_removed]
     alerts = list(
         policies.visible(user, Alert.objects.exclude(state="closed").select_related("rule", "acknowledged_by"))
     )
@@ -206,7 +205,7 @@ def _of_host(user: User, host: Host, alerts: Iterable[Alert]) -> Problem:
         if host.state != "draining":
             acts.append(Act(_("Drain"), "progress-down", reverse("host_drain", args=[host.pk]), "d", danger=True))
         if host.state != "accepting":
-            acts.append(Act(_("Bring back"), "player-play", reverse("oncall_bring_back", args=[host.pk]), "r"))
+            acts.append(Act(_("Bring back"), "player-play", reverse("host_bring_back", args=[host.pk]), "r"))
         acts.append(Act(_("Silence"), "bell-off", f"{reverse('oncall_silence')}?host={host.pk}", "m"))
     return Problem(
         ident=f"host-{host.pk}",

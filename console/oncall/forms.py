@@ -24,19 +24,6 @@ class RestartAllForm(ReasonForm):
             del self.fields["sure"]
 
 
-class BringBackForm(ReasonForm):
-    """Why, and whether what the drain stopped is started again."""
-
-    start = forms.BooleanField(label="", required=False, initial=True)
-
-    def __init__(self, *args: object, names: str, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        if names:
-            self.fields["start"].label = _("Start %(names)s again") % {"names": names}
-        else:
-            del self.fields["start"]
-
-
 class NoteForm(forms.Form):
     """What a person writes down about an incident."""
 

@@ -21,7 +21,6 @@ from console.common.states import move
 from console.deployments import what_changed
 from console.deployments.models import Deployment, Instance
 from console.fleet.models import Host
-from console.fleet.presentation import is_removed
 from console.jobs.reconcile import ingest_is_current
 from console.oncall import causes
 from console.oncall.causes import Cause
@@ -148,7 +147,7 @@ def _create(deployment: Deployment, cause: Cause, now: datetime) -> Incident:
 
 def _silent_hosts(team: Team) -> list[Host]:
     rows = Host.objects.filter(team=team).defer("facts", "vitals")
-    return [host for host in rows if host.presence == "offline" and not is_removed(host)]
+    return [host for host in rows if host.presence == "offline" and not host.is_removed]
 
 
 def _open_for_host(host: Host, now: datetime) -> None:
@@ -200,7 +199,7 @@ def _close(team: Team, broken: set[int], silent: set[int], now: datetime) -> Non
 def _well(incident: Incident, broken: set[int], silent: set[int]) -> str | None:
     """Why it is over; None while it isn't, or while nothing is known of it."""
     if incident.code == HOST_OFFLINE:
-        if incident.host is None or is_removed(incident.host):
+        if incident.host is None or incident.host.is_removed:
             return _("The host was removed.")
         return None if incident.host_id in silent else _("The host is heard of again.")
     deployment = incident.deployment

@@ -9,7 +9,6 @@ urlpatterns = [
     path("oncall/restart/", views.restart_all, name="oncall_restart"),
     path("oncall/silence/", views.silence, name="oncall_silence"),
     path("oncall/roll-back/<int:pk>/", views.roll_back, name="oncall_roll_back"),
-    path("oncall/bring-back/<int:pk>/", views.bring_back, name="oncall_bring_back"),
     path("oncall/trees/", tree_views.tree_list, name="tree_list"),
     path("oncall/trees/<slug:key>/", tree_views.tree_detail, name="tree_detail"),
     path("oncall/incidents/", incident_views.incident_list, name="incident_list"),

@@ -14,18 +14,16 @@ from console.access import policies
 from console.access.models import User
 from console.access.policies import Action
 from console.common.errors import Refused
-from console.common.forms import add_refusal
 from console.common.given import whole_number
 from console.common.parts import confirmation
-from console.deployments import changes, draining
+from console.deployments import changes
 from console.deployments.models import Deployment
 from console.deployments.what_changed import since_good
 from console.fleet.models import Host
-from console.fleet.presentation import is_removed
 from console.jobs.asking import ask
 from console.jobs.models import Job
 from console.oncall import board, services
-from console.oncall.forms import BringBackForm, QuietForm, RestartAllForm
+from console.oncall.forms import QuietForm, RestartAllForm
 
 MOST_HOSTS = 100
 
@@ -35,7 +33,7 @@ def oncall(request: HttpRequest) -> HttpResponse:
     """What is broken, the worst first."""
     user = policies.require(request.user, Action.VIEW)
     found = board.problems(user)
-    hosts = [one for one in policies.visible(user, Host.objects.defer("facts", "vitals")) if not is_removed(one)]
+    hosts = [one for one in policies.visible(user, Host.objects.defer("facts", "vitals")) if not one.is_removed]
     context = {
         "problems": found,
         "truth": board.truth(found),
@@ -99,35 +97,6 @@ def roll_back(request: HttpRequest, pk: int) -> HttpResponse:
         return services.roll_back(deployment, actor=user, reason=reason)
 
     return ask(request, context, act, then="oncall")
-
-
-@require_http_methods(["GET", "POST"])
-def bring_back(request: HttpRequest, pk: int) -> HttpResponse:
-    """End a host's maintenance: it takes new work again, and what its drain stopped is started if that is wanted."""
-    host = policies.get(request.user, Host.objects.all(), Action.OPERATE, pk=pk)
-    waiting = draining.stopped_by_drain(host)
-    names = ", ".join(one.name for one in waiting)
-    form = BringBackForm(request.POST or None, names=names)
-    if request.method == "POST" and form.is_valid():
-        data, user = form.cleaned_data, policies.require(request.user, Action.OPERATE)
-        try:
-            jobs = draining.bring_back(host, start=data.get("start", False), actor=user, reason=data["reason"])
-        except Refused as refusal:
-            add_refusal(form, refusal)
-        else:
-            text = ngettext("%(name)s is back; %(count)d start has begun.", "%(name)s is back; %(count)d starts have begun.",
-                            len(jobs))  # fmt: skip
-            messages.success(request, text % {"name": host.name, "count": len(jobs)})
-            return redirect("oncall")
-    return _ask(request, form, {
-        "title": _("Bring %(name)s back") % {"name": host.name},
-        "heading": _("End the maintenance of %(name)s?") % {"name": host.name},
-        "consequences": [
-            _("It takes new work again."),
-            _("Its drain stopped %(names)s.") % {"names": names} if names else _("Nothing of it waits to be started."),
-        ],
-        "button": _("Bring back"),
-    })  # fmt: skip
 
 
 @require_http_methods(["GET", "POST"])

@@ -21,7 +21,7 @@ from console.deployments import current
 from console.deployments.current import Current
 from console.deployments.models import Deployment, Instance
 from console.fleet.models import Host
-from console.fleet.presentation import DeviceGroup, device_groups, is_removed
+from console.fleet.presentation import DeviceGroup, device_groups
 from console.telemetry import marks
 from console.telemetry.boards import count, seconds
 from console.telemetry.marks import MARKED, About
@@ -236,7 +236,7 @@ def _hosts(user: User, instances: Sequence[Instance]) -> list[HostRow]:
             numbers.get(host.pk),
         )
         for host in hosts
-        if not is_removed(host)
+        if not host.is_removed
     ]
 
 

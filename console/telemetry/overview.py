@@ -22,7 +22,7 @@ from console.deployments import current
 from console.deployments.current import Current
 from console.deployments.models import Deployment, Instance
 from console.fleet.models import Engine, Host
-from console.fleet.presentation import DeviceGroup, device_groups, is_removed
+from console.fleet.presentation import DeviceGroup, device_groups
 from console.jobs import presentation
 from console.jobs.models import LIVE_STATES, Job, Step
 
@@ -99,7 +99,7 @@ class Milestone:
 def context(user: User) -> dict[str, Any]:
     """Everything that the page shows, in a constant number of queries."""
     deployments = _deployments(user)
-    hosts = [host for host in _hosts(user) if not is_removed(host)]
+    hosts = [host for host in _hosts(user) if not host.is_removed]
     jobs = _jobs(user)
     troubles = [*_broken(deployments), *_silent(hosts)]
     groups = {host.pk: device_groups(host) for host in hosts}

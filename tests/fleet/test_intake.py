@@ -3,6 +3,7 @@
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from console.access.models import AuditEntry, User
 from console.common.errors import Refused
@@ -15,6 +16,7 @@ from console.jobs.engine_jobs import EngineWish
 from console.jobs.models import Job
 from tests.factories import Fleet
 from workers.contracts import CONTRACT
+from workers.sealing import generate_key_pair
 
 pytestmark = pytest.mark.django_db
 
@@ -128,7 +130,9 @@ def test_a_host_with_instances_is_removed_by_force_only_and_nobody_waits_for_it_
     assert "may still run there" in instance.state_reason
     waiting.refresh_from_db()
     assert (waiting.state, waiting.failure["code"]) == ("failed", "host.removed")
-    assert Deployment.objects.get().state == "failed"
+    deployment = Deployment.objects.get()
+    assert deployment.state == "failed"
+    assert "was removed from the console" in deployment.state_reason
     assert reread(fleet.host).public_key == ""
     assert AuditEntry.objects.get(action="host.remove").details == {"force": True, "instances": 1}
 
@@ -140,3 +144,43 @@ def test_what_stays_on_a_removed_machine_is_said(fleet: Fleet, admin: User) -> N
     assert "engines and models stay in /srv/engines, /srv/models" in page
     assert f"slipway-host-{fleet.host.name}.service" in page
     services.remove_host(reread(fleet.host), actor=admin, reason="sold")
+
+
+def test_what_a_removed_host_had_is_offered_no_more_until_it_joins_again(fleet: Fleet, admin: User) -> None:
+    serving(fleet, admin)
+    services.remove_host(reread(fleet.host), actor=admin, reason="sold", force=True)
+    fleet.copy.refresh_from_db()
+    fleet.engine.refresh_from_db()
+    assert (fleet.copy.state, fleet.engine.present) == ("removed", False)
+    form = signed_in(admin).get(reverse("deployment_add")).context["form"]
+    assert list(form.fields["copy"].queryset) == list(form.fields["engine"].queryset) == []
+    page = signed_in(admin).get(reverse("host_detail", args=[fleet.host.pk])).content.decode()
+    assert f" by {admin}: sold. 1 instance was given up" in page
+    assert "Devices" not in page
+    with pytest.raises(Refused, match="was removed from the console"):
+        engine_jobs.install(reread(fleet.host), WISH, actor=admin)
+    token = services.renew_join_token(reread(fleet.host), actor=admin)
+    services.join(token=token, public_key=generate_key_pair()[1])
+    fleet.copy.refresh_from_db()
+    assert (fleet.copy.state, fleet.copy.state_reason) == ("unverified", f"{fleet.host} has joined again")
+    assert "left_with_host" not in fleet.copy.verification
+
+
+def test_the_page_says_first_that_a_host_takes_no_new_work_and_why(fleet: Fleet, admin: User) -> None:
+    instance = serving(fleet, admin)
+    Host.objects.filter(pk=fleet.host.pk).update(last_seen_at=timezone.now())
+
+    def page() -> str:
+        return signed_in(admin).get(reverse("host_detail", args=[fleet.host.pk])).content.decode()
+
+    intake.pause(reread(fleet.host), actor=admin, reason="new memory")
+    assert "It is paused (new memory): what runs goes on, and it takes no new work." in page()
+    assert reverse("engine_install") + "?host" not in page()
+    intake.begin_draining(reread(fleet.host), actor=admin, reason="power")
+    assert "It is being drained (power)" in page()
+    Instance.objects.filter(pk=instance.pk).update(state="stopped", ordered=False, run=False)
+    assert "It is drained (power) and takes no new work until someone brings it back." in page()
+    assert "drained" in signed_in(admin).get(reverse("host_list")).content.decode()
+    assert reverse("host_bring_back", args=[fleet.host.pk]) in page()
+    intake.resume(reread(fleet.host), actor=admin, reason="done")
+    assert "done" not in page()

@@ -175,5 +175,5 @@ def test_a_host_that_is_drained_is_shown_with_the_way_back(fleet: Fleet, operato
     client.force_login(operator)
     page = client.get("/oncall/").content.decode()
     assert "new power supply" in page
-    assert f"/oncall/bring-back/{fleet.host.pk}/" in page
+    assert f"/hosts/{fleet.host.pk}/bring-back/" in page
     assert "Nothing is broken." in page

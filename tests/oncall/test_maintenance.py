@@ -37,17 +37,17 @@ def test_the_page_offers_drain_keep_and_silence_and_then_bringing_back(
         assert reverse(name, args=[fleet.host.pk]) in page
     client.post(reverse("host_pause", args=[fleet.host.pk]), {"reason": "new memory"})
     page = client.get("/oncall/").content.decode()
-    assert reverse("oncall_bring_back", args=[fleet.host.pk]) in page
+    assert reverse("host_bring_back", args=[fleet.host.pk]) in page
     client.force_login(viewer)
     assert "Maintenance of a host" not in client.get("/oncall/").content.decode()
-    assert client.post(reverse("oncall_bring_back", args=[fleet.host.pk]), {"reason": "x"}).status_code == 403
+    assert client.post(reverse("host_bring_back", args=[fleet.host.pk]), {"reason": "x"}).status_code == 403
 
 
 def test_bringing_back_starts_what_the_drain_stopped(fleet: Fleet, admin: User, operator: User, client: Client) -> None:
     instance = drained(fleet, admin)
     assert draining.stopped_by_drain(fleet.host) == [instance.deployment]
     client.force_login(operator)
-    url = reverse("oncall_bring_back", args=[fleet.host.pk])
+    url = reverse("host_bring_back", args=[fleet.host.pk])
     assert f"Start {instance.deployment} again" in client.get(url).content.decode()
     assert client.post(url, {"reason": ""}).status_code == 400
     assert client.post(url, {"reason": "memory is in", "start": "on"}).status_code == 302
@@ -61,7 +61,7 @@ def test_bringing_back_without_starting_leaves_it_stopped(
 ) -> None:
     instance = drained(fleet, admin)
     client.force_login(operator)
-    client.post(reverse("oncall_bring_back", args=[fleet.host.pk]), {"reason": "memory is in"})
+    client.post(reverse("host_bring_back", args=[fleet.host.pk]), {"reason": "memory is in"})
     assert Deployment.objects.get(pk=instance.deployment_id).state == "stopped"
 
 
