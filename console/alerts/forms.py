@@ -17,6 +17,16 @@ SECRET_IS_ADDRESS = ("slack", "wecom")
 """The address of these contains the token: all of it is secret."""
 NEEDS_ADDRESS = ("webhook", "feishu", "dingtalk", "pagerduty", "alertmanager")
 PAGERDUTY_EVENTS = "https://events.pagerduty.com/v2/enqueue"
+COMMON = ("name", "kind", "severity", "for_escalations", "enabled")
+MAIL = ("recipients", "sender", "server", "port", "security", "user")
+SECRETS = {
+    "email": _("Password"),
+    "slack": _("Secret address"),
+    "wecom": _("Secret address"),
+    "pagerduty": _("Routing key"),
+    "alertmanager": _("Bearer token"),
+}
+"""What a kind's secret is; a signing key for all others."""
 
 
 class RuleForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -87,13 +97,13 @@ class ChannelForm(forms.ModelForm):  # type: ignore[type-arg]
     kind = forms.ChoiceField(label=_("Kind"), choices=CHANNEL_KINDS)
     address = forms.CharField(
         label=_("Address"), required=False, max_length=500,
-        help_text=_("Where messages are posted to. For Slack and WeCom it is a secret and goes below."),
+        help_text=_("Where messages are posted to."),
     )  # fmt: skip
     secret = forms.CharField(
         label=_("Secret"), required=False, max_length=1000, widget=forms.PasswordInput(attrs={"autocomplete": "off"}),
-        help_text=_("Signing key, routing key, password, or the secret address. Empty keeps the one that is stored."),
+        help_text=_("Never shown again. Empty keeps the one that is stored."),
     )  # fmt: skip
-    recipients = forms.CharField(label=_("Recipients"), required=False, help_text=_("E-mail: separated by commas."))
+    recipients = forms.CharField(label=_("Recipients"), required=False, help_text=_("Separated by commas."))
     sender = forms.EmailField(label=_("Sender"), required=False)
     server = forms.CharField(label=_("Mail server"), required=False, max_length=200)
     port = forms.IntegerField(label=_("Port"), required=False, min_value=1, max_value=65535, initial=587)
@@ -116,11 +126,18 @@ class ChannelForm(forms.ModelForm):  # type: ignore[type-arg]
         super().__init__(*args, **kwargs)
         self.fields["severity"].choices = SEVERITIES  # type: ignore[attr-defined]
         settings = self.instance.settings or {}
-        for name in ("sender", "server", "port", "security", "user"):
-            if name in settings:
-                self.initial[name] = settings[name]
-        self.initial["address"] = settings.get("url", "")
-        self.initial["recipients"] = ", ".join(settings.get("recipients", []))
+        stored = {name: settings[name] for name in MAIL if name in settings}
+        stored["recipients"] = ", ".join(settings.get("recipients", []))
+        self.initial = {**stored, "address": settings.get("url", ""), **self.initial}
+        self.kind = str(self["kind"].value() or CHANNEL_KINDS[0][0])
+        self.fields["secret"].label = SECRETS.get(self.kind, _("Signing key"))
+
+    @property
+    def shown(self) -> list[forms.BoundField]:
+        """What the chosen kind needs; the rest of the fields stays empty."""
+        address = () if self.kind in SECRET_IS_ADDRESS else ("address",)
+        names = (*COMMON, *(MAIL if self.kind == "email" else address), "secret")
+        return [self[name] for name in names]
 
     def clean(self) -> dict[str, Any]:
         """What a kind needs is there, and reads like it should."""

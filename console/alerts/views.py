@@ -204,7 +204,7 @@ def channel_edit(request: HttpRequest, pk: int | None = None) -> HttpResponse:
     channel = (
         policies.get(user, Channel.objects.all(), Action.ADMINISTER, pk=pk) if pk else Channel(team_id=user.team_id)
     )
-    form = ChannelForm(request.POST or None, instance=channel)
+    form = ChannelForm(request.POST or None, instance=channel, initial=_typed(request))
     if request.method == "POST" and form.is_valid():
         made = form.save(commit=False)
         made.settings = form.settings()
@@ -216,6 +216,14 @@ def channel_edit(request: HttpRequest, pk: int | None = None) -> HttpResponse:
             return redirect("channel_list")
     context = {"form": form, "channel": channel if pk else None}
     return render(request, "alerts/channel.html", context, status=400 if form.errors else 200)
+
+
+def _typed(request: HttpRequest) -> dict[str, Any]:
+    """What was typed before another kind was chosen; never the secret, which goes by POST alone."""
+    if "kind" not in request.GET:
+        return {}
+    given = {name: request.GET[name] for name in ChannelForm.base_fields if name in request.GET and name != "secret"}
+    return given | {name: name in request.GET for name in ("for_escalations", "enabled")}
 
 
 @require_POST

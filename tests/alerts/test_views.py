@@ -162,6 +162,27 @@ def test_a_channels_secret_is_stored_encrypted_and_never_shown(admin: User) -> N
 
 
 @pytest.mark.parametrize(
+    ("kind", "asks", "leaves"),
+    [
+        ("email", {"recipients", "server", "secret"}, {"address"}),
+        ("slack", {"secret"}, {"address", "server", "recipients"}),
+        ("webhook", {"address", "secret"}, {"server", "recipients"}),
+    ],
+)
+def test_a_channels_form_asks_for_what_its_kind_needs_and_keeps_what_was_typed(
+    admin: User, kind: str, asks: set[str], leaves: set[str]
+) -> None:
+    answer = signed_in(admin).get(reverse("channel_add"), {"kind": kind, "name": "night shift", "secret": "sesame"})
+    names = {bound.name for bound in answer.context["form"].shown}
+    page = answer.content.decode()
+    assert asks <= names
+    assert not leaves & names
+    assert "night shift" in page
+    assert "sesame" not in page
+    assert not answer.context["form"]["enabled"].value()
+
+
+@pytest.mark.parametrize(
     ("data", "field"),
     [
         ({"kind": "webhook", "address": "no address"}, "address"),
