@@ -135,7 +135,7 @@ def _removed(host: Host) -> str:
 
 
 def _what_it_does(host: Host, *, instances: int, ready: int, crashed: int) -> str:
-    if not host.is_online:
+    if host.last_seen_at is not None and not host.is_online:
         text = _("Last heard of %(ago)s; what it does since then is unknown.") % {"ago": relative(host.last_seen_at)}
         if instances:
             text += " " + ngettext(
