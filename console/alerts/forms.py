@@ -129,14 +129,14 @@ class ChannelForm(forms.ModelForm):  # type: ignore[type-arg]
         stored = {name: settings[name] for name in MAIL if name in settings}
         stored["recipients"] = ", ".join(settings.get("recipients", []))
         self.initial = {**stored, "address": settings.get("url", ""), **self.initial}
-        self.kind = str(self["kind"].value() or CHANNEL_KINDS[0][0])
-        self.fields["secret"].label = SECRETS.get(self.kind, _("Signing key"))
+        self.chosen_kind = str(self["kind"].value() or CHANNEL_KINDS[0][0])
+        self.fields["secret"].label = SECRETS.get(self.chosen_kind, _("Signing key"))
 
     @property
     def shown(self) -> list[forms.BoundField]:
         """What the chosen kind needs; the rest of the fields stays empty."""
-        address = () if self.kind in SECRET_IS_ADDRESS else ("address",)
-        names = (*COMMON, *(MAIL if self.kind == "email" else address), "secret")
+        address = () if self.chosen_kind in SECRET_IS_ADDRESS else ("address",)
+        names = (*COMMON, *(MAIL if self.chosen_kind == "email" else address), "secret")
         return [self[name] for name in names]
 
     def clean(self) -> dict[str, Any]:

@@ -250,6 +250,9 @@ def truth(found: Sequence[Problem]) -> str:
     # An alert stays for a while after what it is about serves again.
     dead = sum(one.rank == 0 and one.ident.startswith("deployment-") for one in found)
     routes = {name for one in found for name in one.impact.routes}
+    if all(one.ident.startswith("alert-") for one in found):
+        words = ngettext("Nothing is down; %(n)d alert is open.", "Nothing is down; %(n)d alerts are open.", len(found))
+        return words % {"n": len(found)}
     parts = [ngettext("%(n)d thing is broken", "%(n)d things are broken", len(found)) % {"n": len(found)}]
     if dead:
         parts.append(ngettext("%(n)d doesn't serve at all", "%(n)d don't serve at all", dead) % {"n": dead})

@@ -1,5 +1,6 @@
 """The on-call page, and what only it can do."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import messages
@@ -19,7 +20,9 @@ from console.common.parts import confirmation
 from console.deployments import changes
 from console.deployments.models import Deployment
 from console.deployments.what_changed import since_good
+from console.fleet.host_rows import instance_counts
 from console.fleet.models import Host
+from console.fleet.presentation import work_look
 from console.jobs.asking import ask
 from console.jobs.models import Job
 from console.oncall import board, services
@@ -37,11 +40,18 @@ def oncall(request: HttpRequest) -> HttpResponse:
     context = {
         "problems": found,
         "truth": board.truth(found),
-        "kept_hosts": [one for one in hosts if one.state != "accepting"],
+        "kept_hosts": _kept(hosts),
         "hosts": [one for one in hosts if one.state == "accepting"][:MOST_HOSTS],
         "may_restart_all": sum(one.ident.startswith("deployment-") for one in found) > 1,
     }
     return render(request, "oncall/page.html", context)
+
+
+def _kept(hosts: Sequence[Host]) -> list[tuple[Host, str]]:
+    """Hosts that take no new work, with the look of it: what is drained has nothing left to end."""
+    kept = [one for one in hosts if one.state != "accepting"]
+    counts = instance_counts([one.pk for one in kept])
+    return [(one, work_look(one, counts[one.pk][0])) for one in kept]
 
 
 @require_http_methods(["GET", "POST"])

@@ -101,7 +101,7 @@ def test_starting_again_is_offered_once_and_stands_out(fleet: Fleet, admin: User
 def test_an_alert_that_outlives_its_outage_is_not_counted_as_one(admin: User) -> None:
     look = LOOKS["failed"]
     alert = board.Problem(ident="alert-1", name="x", url="", look=look, rank=0, since=None, cause="")
-    assert board.truth([alert]) == "1 thing is broken."
+    assert board.truth([alert]) == "Nothing is down; 1 alert is open."
     dead = replace(alert, ident="deployment-1")
     assert board.truth([alert, dead]) == "2 things are broken; 1 doesn't serve at all."
 

@@ -47,6 +47,7 @@ def test_bringing_back_starts_what_the_drain_stopped(fleet: Fleet, admin: User, 
     instance = drained(fleet, admin)
     assert draining.stopped_by_drain(fleet.host) == [instance.deployment]
     client.force_login(operator)
+    assert "drained" in client.get("/oncall/").content.decode()
     url = reverse("host_bring_back", args=[fleet.host.pk])
     assert f"Start {instance.deployment} again" in client.get(url).content.decode()
     assert client.post(url, {"reason": ""}).status_code == 400
