@@ -101,12 +101,14 @@ def context(user: User) -> dict[str, Any]:
     deployments = _deployments(user)
     hosts = [host for host in _hosts(user) if not host.is_removed]
     jobs = _jobs(user)
-    troubles = [*_broken(deployments), *_silent(hosts)]
+    broken, silent = _broken(deployments), [host for host in hosts if host.presence == "offline"]
+    # Only what is shown is put into words: a whole fleet may be silent.
+    troubles = [*broken, *_silent(silent[:SHOWN_TROUBLES])]
     groups = {host.pk: device_groups(host) for host in hosts}
     return {
         "lead": _lead(deployments),
         "troubles": troubles[:SHOWN_TROUBLES],
-        "more_troubles": max(0, len(troubles) - SHOWN_TROUBLES),
+        "more_troubles": max(0, len(broken) + len(silent) - SHOWN_TROUBLES),
         "numbers": _numbers(deployments, hosts, groups, user),
         "deployments": deployments[:SHOWN_DEPLOYMENTS],
         "more_deployments": max(0, len(deployments) - SHOWN_DEPLOYMENTS),
@@ -193,7 +195,6 @@ def _silent(hosts: list[Host]) -> list[Trouble]:
             "amber",
         )
         for host in hosts
-        if host.presence == "offline"
     ]
 
 
