@@ -166,9 +166,14 @@ def _killed(facts: Facts) -> Cause:
 
 
 def _ended(facts: Facts, code: str, confidence: float, message: str) -> Cause:
-    """A cause that only the exit code tells; the last lines are all the log can add."""
+    """A cause that only the exit code tells.
+
+    Whom a signal ended wrote nothing about it: the last lines would pass what merely came before for its proof, such as
+    the traceback of a client that went away. Of any other end they are all that the log can add.
+    """
     last = [evidence for evidence in facts.recent if clean_text(evidence.text)][-4:]
-    return Cause(code, last[-1].line if last else 0, message, confidence, evidence=last)
+    shown = last if code == "unknown" else []
+    return Cause(code, last[-1].line if last else 0, message, confidence, evidence=shown)
 
 
 def _signal_name(code: int) -> str:

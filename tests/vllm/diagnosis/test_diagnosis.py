@@ -124,9 +124,20 @@ class TestExitCodes:
     def test_a_log_without_a_cause_is_judged_by_the_exit_code(self, exit_code, code):
         diagnosis = diagnose(shapes.START + shapes.SERVING, exit_code)
         assert diagnosis.code == code
-        assert diagnosis.evidence
+        assert bool(diagnosis.evidence) == (code in {"healthy", "unknown"})
         if code != "healthy":
             assert diagnosis.confidence <= 0.6
+
+    @pytest.mark.parametrize("exit_code", [-9, 137, -7, -11])
+    def test_what_came_before_a_signal_is_no_evidence_of_it(self, exit_code):
+        gone = (
+            "Exception occurred during processing of request from ('127.0.0.1', 40022)\n"
+            "Traceback (most recent call last):\n"
+            '  File "/usr/lib/python3.11/socketserver.py", line 834, in write\n'
+            "    self._sock.sendall(b)\n"
+            "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+        )
+        assert diagnose(shapes.START + shapes.SERVING + gone, exit_code).evidence == ()
 
     @pytest.mark.parametrize("exit_code", [None, 0, 1, 137, -11])
     def test_a_cause_in_the_log_is_the_cause_whatever_the_exit_code(self, exit_code):
