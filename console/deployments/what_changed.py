@@ -15,6 +15,10 @@ from console.deployments.spec_difference import compare
 from console.fleet.models import Host
 from workers.host_facts import facts_of
 
+_LOOKED_BACK = 200
+"""Good starts among which one of an earlier spec is looked for."""
+_OF_A_SPEC = ("copy__revision__model", "engine", "host", "deployment")
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -66,8 +70,7 @@ def since_good(deployment: Deployment) -> SinceGood:
         return SinceGood(None, None)
     then = good.surroundings
     number = then.get("spec", good.instance.spec.number)
-    related = ("copy__revision__model", "engine", "host", "deployment")
-    specs = {one.number: one for one in deployment.specs.select_related(*related)}
+    specs = {one.number: one for one in deployment.specs.select_related(*_OF_A_SPEC)}
     old, now = specs.get(number), _current(deployment, specs)
     found = spec_differences(old, now)
     if then:
@@ -80,6 +83,24 @@ def since_good(deployment: Deployment) -> SinceGood:
             if then.get(name, "") != after.get(name, "")
         ]
     return SinceGood(good, old, tuple(found), surroundings_known=bool(then))
+
+
+def spec_to_go_back_to(deployment: Deployment, since: SinceGood) -> Spec | None:
+    """The spec of the last good start; where that one is in force itself, the one before it that started well.
+
+    A change can start well and be found bad only once it serves. What was gone back to already stands where it stood
+    first: its way back is what was before it then, not what was left by going back.
+    """
+    if since.spec is None or since.spec.pk != deployment.current_spec_id:
+        return since.spec
+    specs = {one.number: one for one in deployment.specs.select_related(*_OF_A_SPEC)}
+    first = min(number for number, one in specs.items() if not spec_differences(one, since.spec))
+    good = Attempt.objects.filter(instance__deployment=deployment, validation__sound=True).order_by(
+        "-started_at", "-pk"
+    )
+    rows = good.values_list("surroundings__spec", "instance__spec__number")[:_LOOKED_BACK]
+    numbers = (started or number for started, number in rows)
+    return specs.get(next((number for number in numbers if number < first), 0))
 
 
 def _current(deployment: Deployment, specs: dict[int, Spec]) -> Spec | None:

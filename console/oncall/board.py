@@ -173,8 +173,7 @@ def _acts_of_deployment(
             acts.append(Act(_("Restart one by one"), "rotate-clockwise", there, "o"))
     elif deployment.state in ("stopped", "failed"):
         acts.append(Act(_("Start"), "player-play", reverse("deployment_start", args=[deployment.pk]), "r"))
-    good = since.spec if since else None
-    if good is not None and good.pk != deployment.current_spec_id:
+    if since and what_changed.spec_to_go_back_to(deployment, since):
         there = reverse("oncall_roll_back", args=[deployment.pk])
         acts.append(Act(_("Roll back"), "history", there, "b"))
     if deployment.state not in ("stopped", "stopping", "draft") and ordered is not None:

@@ -31,9 +31,9 @@ def restart_all(deployments: Sequence[Deployment], *, actor: User, reason: str) 
 
 
 def roll_back(deployment: Deployment, *, actor: User, reason: str) -> Job | None:
-    """Bring the spec back that last started well."""
-    good = what_changed.since_good(deployment).spec
-    if good is None or good.pk == deployment.current_spec_id:
+    """Bring the spec back that last started well, or did before the one in force."""
+    good = what_changed.spec_to_go_back_to(deployment, what_changed.since_good(deployment))
+    if good is None:
         raise Refused(_("%(name)s has no other spec that ever started well.") % {"name": deployment})
     with transaction.atomic():
         job = changes.roll_back(deployment, good.number, reason=reason, actor=actor)

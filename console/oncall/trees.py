@@ -152,6 +152,14 @@ def _is_silent(facts: Facts) -> Found:
     )  # fmt: skip
 
 
+def _has_ended(facts: Facts) -> Found:
+    ended = facts.state in ("crashed", "stopped") and not facts.hung
+    return yes_if(
+        ended, _("Its state is %(state)s.") % {"state": facts.state}, acts=("instance", "log"),
+        next=_("It doesn't run, so it doesn't hang: follow the cause that its page names."),
+    )  # fmt: skip
+
+
 def _is_starting(facts: Facts) -> Found:
     starting = facts.state in ("starting", "loading", "validating", "warming", "restarting")
     return yes_if(
@@ -222,6 +230,7 @@ HANG = Tree(
     gettext_lazy("Requests get no answer, and it has not ended."),
     (
         Question(gettext_lazy("Is its host silent?"), _is_silent),
+        Question(gettext_lazy("Has it ended?"), _has_ended),
         Question(gettext_lazy("Is it still coming up?"), _is_starting),
         Question(gettext_lazy("Is it only busy?"), _is_busy),
         Question(gettext_lazy("Has the agent found it hung?"), _known_hung),

@@ -18,8 +18,8 @@ from console.common.errors import Refused
 from console.common.given import whole_number
 from console.common.parts import confirmation
 from console.deployments import changes
-from console.deployments.models import Deployment
-from console.deployments.what_changed import since_good
+from console.deployments.models import Deployment, Spec
+from console.deployments.what_changed import SinceGood, since_good, spec_to_go_back_to
 from console.fleet.host_rows import instance_counts
 from console.fleet.models import Host
 from console.fleet.presentation import work_look
@@ -85,11 +85,12 @@ def restart_all(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "POST"])
 def roll_back(request: HttpRequest, pk: int) -> HttpResponse:
-    """Bring the spec back that last started well."""
+    """Bring the spec back that last started well, or did before the one in force."""
     deployment = policies.get(request.user, Deployment.objects.all(), Action.OPERATE, pk=pk)
-    good = since_good(deployment).spec
+    since = since_good(deployment)
+    good = spec_to_go_back_to(deployment, since)
     sentences = [_("%(name)s has no other spec that ever started well.") % {"name": deployment}]
-    if good is not None and good.pk != deployment.current_spec_id:
+    if good is not None:
         try:
             sentences = list(changes.effect(deployment, changes.Wish.of_spec(good)).sentences)
         except Refused as refusal:
@@ -98,7 +99,7 @@ def roll_back(request: HttpRequest, pk: int) -> HttpResponse:
     context = {
         "title": _("Roll back %(name)s") % {"name": deployment},
         "heading": _("Bring %(name)s back to spec %(number)d?") % {"name": deployment, "number": number},
-        "consequences": [*sentences, _("It is the spec that last started well. It becomes a new one; nothing is erased.")],
+        "consequences": [*sentences, _which(since, good)],
         "button": _("Roll back"),
         "back": reverse("oncall"),
     }  # fmt: skip
@@ -107,6 +108,13 @@ def roll_back(request: HttpRequest, pk: int) -> HttpResponse:
         return services.roll_back(deployment, actor=user, reason=reason)
 
     return ask(request, context, act, then="oncall")
+
+
+def _which(since: SinceGood, good: Spec | None) -> str:
+    if since.spec is None or good is None or good.pk == since.spec.pk:
+        return _("It is the spec that last started well. It becomes a new one; nothing is erased.")
+    return _("Spec %(now)d started well, too; %(number)d is the last one before it that did. It becomes a new one; nothing is "
+             "erased.") % {"now": since.spec.number, "number": good.number}  # fmt: skip
 
 
 @require_http_methods(["GET", "POST"])

@@ -154,6 +154,41 @@ def test_rolling_back_brings_the_last_good_spec_and_silence_is_kept_with_its_rea
     assert client.post("/oncall/silence/?deployment=x", {"reason": "known", "hours": "1"}).status_code == 404
 
 
+def test_a_change_that_started_well_and_failed_later_is_rolled_back_once(
+    fleet: Fleet, admin: User, operator: User, client: Client
+) -> None:
+    instance = serving(fleet, admin)
+    deployment, good = instance.deployment, instance.deployment.current_spec
+    assert good
+    Attempt.objects.update(surroundings={"spec": 1})
+    deployment.specs.create(number=2, copy=good.copy, engine=good.engine, host=good.host, arguments=["--bad"],
+                            probe=good.probe, restart=good.restart)  # fmt: skip
+    in_force(instance, 2)
+    client.force_login(operator)
+    there = f"/oncall/roll-back/{deployment.pk}/"
+    assert there in client.get("/oncall/").content.decode()
+    asked = client.get(there).content.decode()
+    assert "back to spec 1" in asked
+    assert "Spec 2 started well, too" in asked
+    assert client.post(there, {"reason": "worse answers"}).status_code == 302
+    deployment.refresh_from_db()
+    assert deployment.current_spec
+    assert (deployment.current_spec.number, deployment.current_spec.arguments) == (3, good.arguments)
+    in_force(instance, 3)
+    assert there not in client.get("/oncall/").content.decode()
+
+
+def in_force(instance: Instance, number: int) -> None:
+    """As if its last good start had been by this spec, and it had failed since."""
+    deployment = instance.deployment
+    Attempt.objects.create(instance=instance, number=number, started_at=timezone.now(),
+                           validation={"sound": True}, surroundings={"spec": number})  # fmt: skip
+    spec = deployment.specs.get(number=number)
+    Deployment.objects.filter(pk=deployment.pk).update(current_spec=spec, state="serving")
+    Instance.objects.filter(pk=instance.pk).update(ordered=False, run=False, state="ready")
+    break_(Instance.objects.select_related("deployment").get(pk=instance.pk), "failed")
+
+
 def test_restarting_all_asks_twice_only_where_requests_are_served(admin: User, operator: User, client: Client) -> None:
     first, second = (serving(Fleet.make(), admin) for _number in range(2))
     break_(first, "failed")

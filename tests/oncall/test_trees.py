@@ -63,6 +63,8 @@ LONG = Requests(count=50, failed=4, failed_prompt=9000, sound_prompt=300)
         ("oom-some", {"requests": LONG}, "prompts that fail longer"),
         ("oom-some", {"lines": {"preempted": 4}}, "KV cache full"),
         ("hang", {"is_unknown": True}, "host silent"),
+        ("hang", {"state": "crashed", "end": end()}, "it ended"),
+        ("hang", {"state": "crashed", "end": end("engine.hung"), "hung": True}, "found it hung"),
         ("hang", {"state": "loading"}, "coming up"),
         ("hang", {"state": "ready", "now": FULL}, "only busy"),
         ("hang", {"state": "unhealthy", "now": STUCK, "hung": True}, "found it hung"),
