@@ -1,5 +1,7 @@
 """Pages of hosts."""
 
+import re
+
 from django.contrib import messages
 from django.core.paginator import Paginator
 from django.db.models import Prefetch
@@ -31,6 +33,7 @@ from console.fleet.filters import HostFilter
 from console.fleet.forms import AddHostForm, HostLabelsForm, PortsForm
 from console.fleet.models import Engine, Host
 from console.fleet.upkeep_views import ask
+from workers.host_facts import live_of
 
 PAGE_SIZE = 50
 MOST_COPIES = 8
@@ -59,6 +62,23 @@ def _shown_look(host: Host) -> str:
     return "removed" if host.is_removed else host.presence
 
 
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def _owners(host: Host) -> dict[str, tuple[str, str]]:
+    """Name and address of each instance that holds memory by the last heartbeat, which may be older than its end."""
+    live = live_of(host.vitals)
+    if live is None:
+        return {}
+    told = [*live.processes, *(one for gpu in live.gpus.gpus for one in gpu.processes)]
+    # What a process has in its environment may be anything.
+    uuids = {one.instance for one in told if _UUID.fullmatch(one.instance)}
+    return {
+        str(one.uuid): (f"{one.deployment.name} #{one.number}", reverse("instance_detail", args=[one.pk]))
+        for one in host.instances.filter(uuid__in=uuids).select_related("deployment")
+    }
+
+
 @require_GET
 def host_detail(request: HttpRequest, pk: int) -> HttpResponse:
     """One host: presence, devices, engines, environment, what runs there, copies, agent."""
@@ -70,10 +90,6 @@ def host_detail(request: HttpRequest, pk: int) -> HttpResponse:
     count, ready = host_rows.instance_counts([host.pk])[host.pk]
     copies = host.copies.exclude(state="removed")
     facts = environment.facts_of_host(host)
-    names = {
-        str(one.uuid): (f"{one.deployment.name} #{one.number}", reverse("instance_detail", args=[one.pk]))
-        for one in instances
-    }
     context = {
         "host": host,
         "removed": host.is_removed,
@@ -86,7 +102,7 @@ def host_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "machine": device_presentation.machine(facts),
         "xids": device_presentation.xids(facts),
         "xid_problem": facts.xid.problem if facts else "",
-        **device_presentation.shown(host, facts, names),
+        **device_presentation.shown(host, facts, _owners(host)),
         "instances": instances,
         "copies": copies.select_related("revision__model")[:MOST_COPIES],
         "more_copies": max(0, copies.count() - MOST_COPIES),

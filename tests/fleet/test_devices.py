@@ -154,17 +154,23 @@ def test_vitals_that_are_no_vitals_break_nothing(fleet: Fleet, viewer: User, vit
     assert page(viewer, fleet.host)
 
 
-def test_memory_is_shown_by_its_owners_ours_by_name_strangers_by_command(fleet: Fleet, viewer: User) -> None:
+@pytest.mark.parametrize("state", ["ready", "stopped"])
+def test_memory_is_shown_by_its_owners_ours_by_name_strangers_by_command(
+    fleet: Fleet, viewer: User, state: str
+) -> None:
+    """Also of one that has ended since the heartbeat."""
     fleet.deploy()
     instance = fleet.host.instances.get()  # type: ignore[attr-defined]
-    type(instance).objects.filter(pk=instance.pk).update(uuid=INSTANCE, state="ready")
+    type(instance).objects.filter(pk=instance.pk).update(uuid=INSTANCE, state=state)
     processes = [
         {"pid": 7, "memory": 6 * GIB, "instance": INSTANCE, "name": "VLLM::EngineCore"},
         {"pid": 8, "memory": 3 * GIB, "name": "/usr/bin/python3 train.py --api-key ***"},
         {"pid": 9, "memory": None, "name": ""},
+        {"pid": 10, "memory": GIB, "instance": "no uuid at all", "name": "x"},
     ]
     beat(fleet, live(gpu(0, processes=processes)))
     shown = page(viewer, fleet.host)
+    assert "an instance of another Slipway" in shown
     assert f'<a href="{reverse("instance_detail", args=[instance.pk])}">{instance.deployment.name} #1</a>' in shown
     assert "python3 train.py" in shown
     assert "a process of another user" in shown
