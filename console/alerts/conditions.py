@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
 
-from console.alerts import rollouts
+from console.alerts import gateways, rollouts
 from console.alerts.foresight import budgets, certificates, keys, predictions
 from console.alerts.readings import Condition, Reading, Scene, about_deployment, about_host, about_instance
 from console.common.models import StateChange
@@ -284,6 +284,7 @@ CONDITIONS: Mapping[str, Condition] = {
         ),
         Condition("rolled_back", gettext_lazy("Rollout rolled back"), gettext_lazy("state"), rollouts.rolled_back),
         Condition("rollout_held", gettext_lazy("Rollout on hold"), gettext_lazy("state"), rollouts.waiting),
+        Condition("gateway", gettext_lazy("Gateway silent, down or behind"), gettext_lazy("state"), gateways.troubled),
         Condition("channel", gettext_lazy("Alert channel dead"), gettext_lazy("seconds"), _channels),
     )
 }
@@ -327,5 +328,6 @@ DEFAULTS: tuple[Default, ...] = (
     Default("prediction", gettext_noop("Memory prediction far off"), "prediction", 0.10, 0, "info"),
     Default("rolled-back", gettext_noop("Rollout rolled back"), "rolled_back", 0.5, 0, "warning"),
     Default("rollout-held", gettext_noop("Rollout waits for a person"), "rollout_held", 0.5, 0, "warning"),
+    Default("gateway", gettext_noop("Gateway in trouble"), "gateway", 0.5, 60, "critical"),
     Default("channel", gettext_noop("Alert channel dead"), "channel", 0, 0, "critical"),
 )

@@ -1,8 +1,10 @@
 """Every rule that Slipway brings fires when it should, and clears when it is over."""
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import UTC, timedelta
 from typing import Any
 
@@ -17,12 +19,16 @@ from console.common.models import StateChange
 from console.common.states import move
 from console.deployments.models import Attempt, Deployment, Instance, Launch
 from console.fleet.models import Host
-from console.gateway.models import Key, UsageDay
+from console.gateway import controller
+from console.gateway.models import GatewayMachine, Key, Route, UsageDay
 from console.jobs.models import Step
 from console.jobs.reconcile import INGEST_PULSE
 from console.rollouts.models import Rollout
 from console.rollouts.plans import Plan
 from tests.alerts.conftest import Stage
+from workers.gateway import messages
+from workers.gateway.keeping import Status
+from workers.gateway.messages import Told
 from workers.vllm.histograms import Histogram
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -171,6 +177,16 @@ def rolled_out(state: str) -> Act:
     return act
 
 
+def gateway_says(**told: Any) -> Act:
+    """The console's own, as its controller says."""
+
+    def act(stage: Stage) -> None:
+        Route.objects.get_or_create(name="chat", team_id=1)
+        stage.broker.set(controller.STATUS_KEY, json.dumps(asdict(Status(at=time.time(), **told))))
+
+    return act
+
+
 TROUBLES: dict[str, tuple[Act, Act]] = {
     "kv-high": (tell(kv_usage=0.93), tell(kv_usage=0.5)),
     "kv-full": (tell(kv_usage=0.99), tell(kv_usage=0.5)),
@@ -200,6 +216,7 @@ TROUBLES: dict[str, tuple[Act, Act]] = {
     "prediction": (planned_tokens(14_000), planned_tokens(10_000)),
     "rolled-back": (rolled_out("rolled_back"), rolled_out("succeeded")),
     "rollout-held": (rolled_out("held"), rolled_out("shifting")),
+    "gateway": (gateway_says(up=False), gateway_says(up=True)),
     "channel": (channel_fails(30), channel_fails(None)),
 }
 
@@ -217,6 +234,28 @@ def other_machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_every_rule_is_tested_here_and_every_condition_has_a_rule() -> None:
     assert set(TROUBLES) == {default.key for default in DEFAULTS}
     assert {default.condition for default in DEFAULTS} == set(CONDITIONS)
+
+
+def test_a_gateway_elsewhere_that_is_not_heard_of_or_lags_is_told_by_name(stage: Stage) -> None:
+    stage.only("gateway")
+    machine = GatewayMachine.objects.create(name="edge-01", team_id=1, public_key="x")
+    key = messages.told_key(machine.name)
+
+    def says(**told: Any) -> None:
+        stage.broker.set(key, Told(contract=1, agent_version="1", **told).model_dump_json())
+        stage.rounds(200)
+
+    stage.broker.delete(key)
+    stage.rounds(120)
+    (alert,) = stage.living("gateway")
+    assert (alert.name, "not heard of" in alert.summary) == ("edge-01", True)
+    says(status=Status(up=True))
+    assert not stage.living("gateway")
+    says(status=Status(up=True), problem="no such certificate")
+    assert "no such certificate" in stage.living("gateway")[0].summary
+    GatewayMachine.objects.update(leaving_since=timezone.now())
+    stage.rounds(200)
+    assert not stage.living("gateway")
 
 
 def test_the_parts_of_a_divided_gpu_are_told_apart(stage: Stage) -> None:
