@@ -173,6 +173,7 @@ def test_live_points_marks_zoom_and_pictures(
     assert problems == []
 
 
+@pytest.mark.timeout(3600)  # each of 17,000 charts takes a slow processor 70 ms
 def test_a_working_day_of_updates_leaves_the_browsers_memory_as_it_was(
     broker: redis.Redis, chromium: Browser, site: str, viewer: User
 ) -> None:
