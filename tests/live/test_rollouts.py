@@ -136,10 +136,11 @@ def test_after_copies_of_requests_a_new_spec_takes_over_step_by_step_and_no_requ
     assert "Requests copied" in page
 
 
-def sent_back(served: Served, rollout: int, code: str) -> None:
-    """It has gone back by itself, for this reason, and the old engine answers."""
+def sent_back(served: Served, rollout: int, *codes: str) -> None:
+    """It has gone back by itself, for one of these reasons, and the old engine answers."""
     wait_for("it goes back", lambda: state(served, rollout) != "shifting", seconds=240)
-    assert f'"code": "{code}"' in str(finding(served, rollout)), finding(served, rollout)
+    found = str(finding(served, rollout))
+    assert any(f'"code": "{code}"' in found for code in codes), found
     wait_for("the new engine is gone", lambda: state(served, rollout) == "rolled_back", seconds=240)
     assert answers(served)
 
@@ -149,7 +150,8 @@ def test_one_that_is_slower_is_sent_back(chat: Served) -> None:
     slow = ARGUMENTS.replace("--max-num-seqs 8", "--max-num-seqs 1 --max-num-batched-tokens 16")
     with under_load(chat, prompt=LONG) as seen:
         rollout = begin(chat, arguments=slow, ttft="20", pace="500", weights="50, 100", hold_minutes="10")
-        sent_back(chat, rollout, "ttft")
+        # On a busy machine its prompts take longer than the half minute without a token that is called a hang.
+        sent_back(chat, rollout, "ttft", "hung")
     assert seen.failed == []
 
 
