@@ -51,6 +51,8 @@ class Scene:
         instances = list(
             Instance.objects.filter(deployment__team_id=team, deployment__for_study=False)
             .exclude(state="stopped")
+            # One that crashed and was replaced is nobody's trouble any more.
+            .exclude(state="crashed", ordered=False)
             .select_related("deployment", "host", "spec__engine")
         )
         hosts = [host for host in Host.objects.filter(team_id=team) if host.last_seen_at is not None]

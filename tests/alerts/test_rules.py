@@ -416,6 +416,16 @@ def test_a_closed_alert_can_open_again_as_a_new_one(stage: Stage) -> None:
     assert [alert.state for alert in Alert.objects.all()] == ["closed", "closed"]
 
 
+def test_a_crashed_instance_that_was_replaced_is_no_trouble_any_more(stage: Stage) -> None:
+    stage.only("crashed")
+    instance_is("crashed")(stage)
+    stage.round()
+    assert stage.living("crashed")
+    instance_is("crashed", ordered=False, run=False)(stage)
+    stage.rounds(90)
+    assert not stage.living("crashed")
+
+
 def test_a_move_of_an_alert_leaves_its_row(stage: Stage) -> None:
     stage.only("crashed")
     instance_is("crashed")(stage)

@@ -150,6 +150,11 @@ def test_a_change_brings_the_new_engine_up_beside_the_old_where_there_is_room(
     deployment = Deployment.objects.get()
     planned = changes.effect(deployment, wish(deployment, arguments=["--enforce-eager", "--max-num-seqs", "8"]))
     assert "There is room for both" in " ".join(planned.sentences)
+    Instance.objects.filter(pk=old.pk).update(state="crashed")
+    changed = wish(deployment, arguments=["--enforce-eager", "--max-num-seqs", "8"])
+    assert "goes on serving" not in (words := " ".join(changes.effect(deployment, changed).sentences))
+    assert "Nothing of it serves now" in words
+    Instance.objects.filter(pk=old.pk).update(state="ready")
     job = changes.change(
         deployment, wish(deployment, arguments=["--enforce-eager", "--max-num-seqs", "8"]), reason="more", actor=admin
     )
