@@ -1,5 +1,6 @@
 """Forms of rules, channels and silences."""
 
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -131,6 +132,19 @@ class ChannelForm(forms.ModelForm):  # type: ignore[type-arg]
         self.initial = {**stored, "address": settings.get("url", ""), **self.initial}
         self.chosen_kind = str(self["kind"].value() or CHANNEL_KINDS[0][0])
         self.fields["secret"].label = SECRETS.get(self.chosen_kind, _("Signing key"))
+        for name, sentence in self._needed():
+            self.fields[name].required = True
+            self.fields[name].error_messages["required"] = sentence
+
+    def _needed(self) -> Iterator[tuple[str, str]]:
+        """Fields that the chosen kind can't do without, and what is said where one is empty."""
+        has_secret = bool(self.instance.secret)
+        if self.chosen_kind == "email":
+            yield from ((name, _("E-mail needs this.")) for name in ("server", "port", "sender", "recipients"))
+        elif self.chosen_kind in SECRET_IS_ADDRESS and not (has_secret or self.data.get("address")):
+            yield "secret", _("Give the address that the service shows for incoming messages.")
+        elif self.chosen_kind == "pagerduty" and not has_secret:
+            yield "secret", _("PagerDuty wants the routing key of a service.")
 
     @property
     def shown(self) -> list[forms.BoundField]:
@@ -152,22 +166,15 @@ class ChannelForm(forms.ModelForm):  # type: ignore[type-arg]
                 data["address"] = PAGERDUTY_EVENTS
             if not _is_address(data.get("address", "")):
                 self.add_error("address", _("Give a whole address, such as https://example.com/hook."))
-            if kind == "pagerduty" and not data.get("secret") and not self.instance.secret:
-                self.add_error("secret", _("PagerDuty wants the routing key of a service."))
         return data
 
     def _clean_secret_address(self, data: dict[str, Any]) -> None:
         given = data.get("secret") or data.get("address")
         if given and not _is_address(given):
             self.add_error("secret", _("Give a whole address, such as https://example.com/hook."))
-        elif not given and not self.instance.secret:
-            self.add_error("secret", _("Give the address that the service shows for incoming messages."))
         data["secret"], data["address"] = given or "", ""
 
     def _clean_mail(self, data: dict[str, Any]) -> None:
-        for name in ("server", "port", "sender", "recipients"):
-            if not data.get(name) and name not in self.errors:
-                self.add_error(name, _("E-mail needs this."))
         for address in _split(data.get("recipients", "")):
             try:
                 validate_email(address)

@@ -26,7 +26,7 @@ from console.telemetry import marks
 from console.telemetry.boards import count, seconds
 from console.telemetry.marks import MARKED, About
 from console.telemetry.measures import Chart, Line
-from console.telemetry.windows import Window
+from console.telemetry.windows import Window, with_gaps
 
 STREAM = "console:metrics:fleet"
 EVERY_SECONDS = 10
@@ -126,8 +126,10 @@ def board(user: User, window: Window, *, apart: bool) -> dict[str, Any]:
         for moment, content in window.read(STREAM)
     )
     slots = window.slots(entries, every=EVERY_SECONDS)
-    moments = sorted(slots)
-    groups = _apart(slots, moments, names) if apart else [_group("all", "", [_whole(slots[one]) for one in moments])]
+    moments = with_gaps(sorted(slots), window.step(EVERY_SECONDS))
+    groups = (
+        _apart(slots, moments, names) if apart else [_group("all", "", [_whole(slots.get(one, ())) for one in moments])]
+    )
     values = [value for group in groups for line in group["values"].values() for value in line]
     reason = "" if any(value is not None for value in values) else _("No engine has told anything in this range.")
     return window.board(
@@ -156,7 +158,7 @@ def _apart(
         _group(
             str(number),
             names[int(key)],
-            [_whole([{key: part[key]} for part in slots[one] if key in part]) for one in moments],
+            [_whole([{key: part[key]} for part in slots.get(one, ()) if key in part]) for one in moments],
         )
         for number, key in enumerate(chosen, 1)
     ]

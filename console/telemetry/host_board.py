@@ -19,7 +19,7 @@ from console.fleet.models import Device, Host
 from console.telemetry import marks
 from console.telemetry.marks import About, Mark
 from console.telemetry.measures import Chart, Line
-from console.telemetry.windows import Window
+from console.telemetry.windows import Window, with_gaps
 from workers.host_facts import Gpu, facts_of, live_of
 
 LENGTH = 17_280
@@ -169,7 +169,7 @@ def _gpu_charts(device: Device) -> tuple[Chart, ...]:
 def board(host: Host, window: Window) -> dict[str, Any]:
     """The lines of a host's charts, in the form of a deployment's board."""
     slots = window.slots(_entries(host, window), every=EVERY_SECONDS)
-    moments = _with_gaps(sorted(slots), window.step(EVERY_SECONDS))
+    moments = with_gaps(sorted(slots), window.step(EVERY_SECONDS))
     shown = charts(host)
     keys = [line.key for chart in shown for line in chart.lines]
     values = {key: [_mean(slots.get(moment, ()), key) for moment in moments] for key in keys}
@@ -192,16 +192,6 @@ def _entries(host: Host, window: Window) -> Iterable[tuple[int, Mapping[str, flo
     for moment, content in window.read(stream(host.pk)):
         yield moment, content | rates(before, content)
         before = content
-
-
-def _with_gaps(starts: Sequence[int], step: int) -> list[int]:
-    """The slots, and an empty moment after each that has no neighbour, so that lines break there."""
-    found: list[int] = []
-    for start in starts:
-        if found and start - found[-1] > 3 * step:
-            found.append(found[-1] + step)
-        found.append(start)
-    return found
 
 
 def _mean(parts: Sequence[Mapping[str, float]], key: str) -> float | None:

@@ -64,3 +64,13 @@ class Window:
             "marks": marks,
             "empty": empty,
         }
+
+
+def with_gaps(starts: Sequence[int], step: int) -> list[int]:
+    """The slots, and an empty moment after each that has no neighbour, so that lines break there."""
+    found: list[int] = []
+    for start in starts:
+        if found and start - found[-1] > 3 * step:
+            found.append(found[-1] + step)
+        found.append(start)
+    return found

@@ -197,6 +197,7 @@ def test_a_channel_that_can_not_work_is_refused_at_its_field(admin: User, data: 
     answer = signed_in(admin).post(reverse("channel_add"), {"name": "x", "severity": "warning", **data})
     assert answer.status_code == 400
     assert field in answer.context["form"].errors
+    assert answer.context["form"].fields[field].required or data.get(field), "it was called optional"
 
 
 def test_the_lists_ask_the_same_number_of_queries_however_long_they_are(

@@ -3,6 +3,7 @@
 import asyncio
 import csv
 import io
+import json
 import time
 from datetime import timedelta
 from typing import Any
@@ -436,6 +437,18 @@ def test_one_deployment_is_counted_in_a_language_without_a_singular(viewer: User
     assert "The one deployment serves." in client.get(reverse("fleet")).content.decode()
     client.post(reverse("set_language"), {"language": "zh-hans"})
     assert "所有 1 个部署都在提供服务。" in client.get(reverse("fleet")).content.decode()
+
+
+def test_the_fleets_lines_break_where_nobody_listened(broker: redis.Redis, instance: Instance, viewer: User) -> None:
+    now = int(time.time())
+    for ago in (200, 195, 100, 95):
+        content = json.dumps({str(instance.deployment_id): [1.0] * len(fleet_board._FIELDS)})
+        broker.xadd(fleet_board.STREAM, {"d": content}, id=f"{(now - ago) * 1000}-0")
+    board = signed_in(viewer).get(reverse("fleet_series")).json()
+    values = board["groups"][0]["values"]["running"]
+    assert [value is None for value in values].count(True) == 1
+    assert values[0] is not None
+    assert values[-1] is not None
 
 
 def test_the_fleets_lines_hold_ones_own_deployments_only(intake: Intake, instance: Instance, viewer: User) -> None:
