@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from django import forms
 from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
+from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 from console.access import policies
@@ -134,9 +135,9 @@ class ChannelForm(forms.ModelForm):  # type: ignore[type-arg]
         self.fields["secret"].label = SECRETS.get(self.chosen_kind, _("Signing key"))
         for name, sentence in self._needed():
             self.fields[name].required = True
-            self.fields[name].error_messages["required"] = sentence
+            self.fields[name].error_messages["required"] = str(sentence)
 
-    def _needed(self) -> Iterator[tuple[str, str]]:
+    def _needed(self) -> Iterator[tuple[str, str | Promise]]:
         """Fields that the chosen kind can't do without, and what is said where one is empty."""
         has_secret = bool(self.instance.secret)
         if self.chosen_kind == "email":
