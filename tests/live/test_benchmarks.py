@@ -118,7 +118,8 @@ def test_a_search_finds_the_knee(bench: Bench, chat: int) -> None:
     )  # fmt: skip
     result = json.loads(bench.console.one("select result from benchmarks_benchmark where id = ?", benchmark))
     measured = set(result["loads"])
-    assert SLOTS <= result["best_load"] < 2 * SLOTS, result
+    # One late answer of sixteen is more than the targets allow: a busy machine's knee lies before its last slot.
+    assert SLOTS / 2 <= result["best_load"] < 2 * SLOTS, result
     assert result["ended_because"] == "found", result
     assert min(one for one in measured if one > result["best_load"]) <= result["best_load"] + 2, "bisected"
     runs = bench.runs(benchmark)
