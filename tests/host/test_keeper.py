@@ -140,6 +140,7 @@ def test_a_version_that_ends_at_once_is_not_kept_and_its_last_words_are_told(kep
     assert not console.bodies("attempt.ended")
 
 
+@pytest.mark.long
 def test_a_version_without_a_heartbeat_is_given_up_in_time(kept: Kept, console: Console) -> None:
     directory = make_version(kept.home, broken="import time\ntime.sleep(600)\n")
     kept.start(heartbeat_seconds=4)

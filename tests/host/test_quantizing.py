@@ -172,6 +172,7 @@ def test_a_failure_says_why_and_leaves_nothing(
     assert host.left() == ["llama"]
 
 
+@pytest.mark.long
 def test_a_cancelled_one_ends_its_process_and_leaves_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_QUANTIZER_SECONDS", "120")
     ended: list[StepFinished] = []

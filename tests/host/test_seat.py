@@ -119,6 +119,7 @@ def test_new_credentials_are_taken_over_without_losing_a_report_or_an_engine(
     assert numbers == list(range(1, numbers[-1] + 1))
 
 
+@pytest.mark.long
 def test_a_password_that_the_broker_does_not_take_changes_nothing(host: HostUnderTest, console: Console) -> None:
     host.start_agent()
     wait_for(console.heartbeats, what="a heartbeat")

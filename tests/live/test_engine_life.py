@@ -146,6 +146,7 @@ def wait_for_a_probe(served: Served) -> None:
     )
 
 
+@pytest.mark.long
 def test_an_idle_deployment_shows_no_requests_although_the_agent_asks_it_now_and_then(served: Served) -> None:
     board = board_of(served, (time.time() - 880) * 1000)
     assert board["shown"]["requests"] == 0, "validation and warm-up are nobody's load"

@@ -118,6 +118,7 @@ def test_a_killed_web_process_comes_back(up: Up) -> None:
     wait_until(up.answers, seconds=60, show=up.log)
 
 
+@pytest.mark.long
 def test_a_killed_worker_leaves_no_second_beat(up: Up) -> None:
     wait_until(lambda: sum("manage.py worker" in one for one in up.processes().values()) == 2, seconds=60, show=up.log)
     os.kill(min(pid for pid, command in up.processes().items() if "manage.py worker" in command), signal.SIGKILL)

@@ -61,6 +61,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.long
 def test_ten_kills_at_random_moments_cost_less_than_one_percent(hub: Hub, cache: Path) -> None:
     # Each kill costs what the connections hold between reading and writing, 64 KiB each at most, whatever the size: the
     # busier the machine, the nearer it comes to that, which is 1.3 % of a model as small as this one.
