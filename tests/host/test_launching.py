@@ -1,5 +1,7 @@
 """From an order to a command line and an environment: what may be given, and what never."""
 
+import json
+import os
 from pathlib import Path
 from uuid import uuid4
 
@@ -8,7 +10,9 @@ import pytest
 from workers.contracts import InstanceOrder
 from workers.host.engines import Engine
 from workers.host.failures import StepFailedError
+from workers.host.instance_files import InstanceFiles
 from workers.host.launching import check_arguments, check_environment, command_line, prepare_launch
+from workers.host.processes import boot_id, facts_of
 from workers.sealing import generate_key_pair, seal
 
 PRIVATE, PUBLIC = generate_key_pair()
@@ -113,3 +117,33 @@ def test_an_engine_on_a_cpu_is_given_a_kv_cache_unless_its_arguments_say_one(
     wanted = order(tmp_path, *arguments, **environment)
     launch = prepare_launch(wanted, engine(), (PRIVATE,), {}, state_dir=tmp_path)
     assert launch.environment.get("VLLM_CPU_KVCACHE_SPACE") == variable
+
+
+@pytest.mark.parametrize(
+    ("there", "given", "bound"),
+    [
+        ("", {}, None),
+        ("running", {}, "nobind"),
+        ("ended", {}, None),
+        ("running", {"VLLM_CPU_OMP_THREADS_BIND": "2-3"}, "2-3"),
+    ],
+)
+def test_an_engine_on_a_cpu_is_not_bound_to_the_cores_of_one_that_runs_already(
+    tmp_path: Path, there: str, given: dict[str, str], bound: str | None
+) -> None:
+    wanted = order(tmp_path, **given)
+    for instance in (uuid4(), wanted.instance) if there else ():  # its own process of before doesn't count
+        files = InstanceFiles.of(tmp_path, instance)
+        files.directory.mkdir(parents=True)
+        me, started = os.getpid(), facts_of(os.getpid())
+        assert started
+        state = {"state": "running", "start": 1, "attempt": 1, "boot_id": boot_id(), "shim_pid": me, "pid": me}
+        alive = {"pid_start": started.start} if there == "running" or instance == wanted.instance else {"pid_start": 1}
+        (files.directory / "state.json").write_text(json.dumps(state | alive))
+    launch = prepare_launch(wanted, engine(), (PRIVATE,), {}, state_dir=tmp_path)
+    assert launch.environment.get("VLLM_CPU_OMP_THREADS_BIND") == bound
+    if bound:
+        gpu = prepare_launch(
+            order(tmp_path), engine().model_copy(update={"platform": "cuda"}), (PRIVATE,), {}, state_dir=tmp_path
+        )
+        assert "VLLM_CPU_OMP_THREADS_BIND" not in gpu.environment

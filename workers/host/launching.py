@@ -11,6 +11,7 @@ from workers.contracts import InstanceOrder
 from workers.host.compile_caches import cache_environment
 from workers.host.engines import Engine
 from workers.host.failures import StepFailedError
+from workers.host.instance_files import InstanceFiles
 from workers.host.processes import OWNER_VARIABLE
 from workers.sealing import SealingError, unseal_any
 from workers.vllm.lora import RUNTIME_VARIABLE, settings_of
@@ -32,6 +33,7 @@ _INHERITED = (
 
 _DEFAULTS = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 _CPU_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+_THREADS = "VLLM_CPU_OMP_THREADS_BIND"
 _KV_SIZE = "--kv-cache-memory"
 """Begins every way to write the argument whose place the variable would take: the engine believes the variable."""
 
@@ -160,12 +162,25 @@ def open_secrets(order: InstanceOrder, private_keys: tuple[str, ...]) -> dict[st
         ) from error
 
 
+def _threads(order: InstanceOrder, engine: Engine, state_dir: Path) -> dict[str, str]:
+    """Leave an engine's threads to the system where another engine runs already.
+
+    By itself vLLM binds the threads of each engine on a CPU to the same first cores. Beside one that is busy, the second
+    then gets next to nothing of them, its start included, while other cores idle.
+    """
+    if engine.platform != "cpu":
+        return {}
+    others = (files.state() for files in InstanceFiles.all_in(state_dir) if files.instance != order.instance)
+    return {_THREADS: "nobind"} if any(state is not None and state.engine_alive for state in others) else {}
+
+
 def _environment(order: InstanceOrder, engine: Engine, inherited: Mapping[str, str], state_dir: Path) -> dict[str, str]:
     environment = {name: inherited[name] for name in _INHERITED if name in inherited}
     # The engine's own tools (ninja, for one) lie beside its Python.
     environment["PATH"] = os.pathsep.join([str(Path(engine.python).parent), environment.get("PATH", os.defpath)])
     says_size = any(argument.replace("_", "-").startswith(_KV_SIZE) for argument in order.arguments)
     environment |= _DEFAULTS | (_CPU_DEFAULTS if engine.platform == "cpu" and not says_size else {})
+    environment |= _threads(order, engine, state_dir)
     environment |= cache_environment(state_dir, engine.key, order.model_path)
     environment |= engine.environment | order.environment
     if settings_of(order.arguments).enabled:
