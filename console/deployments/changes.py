@@ -213,12 +213,12 @@ def _refuse_homeless(new: Spec, swapped: list[Instance]) -> None:
 def _words(deployment: Deployment, turns: Sequence[Turn]) -> Iterator[str]:
     swapped = [turn.old for turn in turns if turn.old and not turn.stop and turn.place is None]
     beside = [turn for turn in turns if turn.old and turn.place is not None]
+    replaced = [turn.old for turn in turns if turn.old and not turn.stop]
     if swapped and beside:
         yield from _words_of_both(beside, swapped)
-    elif swapped or not any(turn.old and turn.old.state == "ready" for turn in beside):
-        replaced = swapped or [turn.old for turn in beside if turn.old]
-        yield from _restart_words(deployment, replaced) if replaced else ()
-    else:
+    elif replaced and (swapped or not any(one.state == "ready" for one in replaced)):
+        yield from _restart_words(deployment, replaced)
+    elif replaced:
         yield _("The files are verified first. Then, one at a time, a new engine is brought up, validated and warmed up; "
                 "only when it is ready the old one it replaces ends, with %(seconds)d s for requests in flight.") % {
                     "seconds": services.GRACE_SECONDS}  # fmt: skip

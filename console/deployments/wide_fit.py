@@ -1,6 +1,6 @@
 """Whether a model fits where placement puts it: with pack and spread that is rarely the host that the form names."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,29 +21,33 @@ def fit(
     Without `places`, or where they have no room, it is planned on the host of `copy` and `engine`. `shares`: the engine is
     sized to share its device. `others`: as `fitting.fit` takes them.
     """
-    chosen = list(_unlike(places)) if places is not None else []
-    if not chosen:
-        sized = rooms.sized(copy, engine, values, environment) if shares else values
-        return fitting.fit(copy, engine, values=sized, environment=environment, **others)
     found = []
-    for site, devices in chosen:
+    for site, devices in _unlike(places) if places is not None else ():
         if site.engine is None:
             continue  # placement leaves such a host out
         total = devices[0].memory_total
         sized = rooms.sized(site.copy, site.engine, values, environment, total=total) if shares else values
         one = fitting.fit(site.copy, site.engine, values=sized, environment=environment, placed=devices, **others)
         found.append(replace(one, host=site.host.name))
-    return min(found, key=lambda one: one.tightness)
+    if found:
+        return min(found, key=lambda one: one.tightness)
+    sized = rooms.sized(copy, engine, values, environment) if shares else values
+    return fitting.fit(copy, engine, values=sized, environment=environment, **others)
 
 
-def _unlike(places: Places) -> Iterator[tuple[rooms.Site, Sequence[Device]]]:
+def _unlike(places: Places) -> list[tuple[rooms.Site, list[Device]]]:
     """One place of each kind that was taken, the one that had the least free memory: those that are alike plan alike."""
+    choices = places.decision.choices
+    uuids = {uuid for choice in choices for uuid in choice.devices}
+    # All of them at once: the form asks with every key that is pressed.
+    rows = Device.objects.filter(host__in={choice.host for choice in choices}, uuid__in=uuids)
+    by_place = {(row.host_id, row.uuid): row for row in rows}
     taken: dict[tuple[object, ...], tuple[int, rooms.Site, list[Device]]] = {}
-    for choice in places.decision.choices:
+    for choice in choices:
         site = places.sites[choice.host]
-        devices = list(Device.objects.filter(host=choice.host, uuid__in=choice.devices).order_by("index"))
+        devices = sorted((by_place[choice.host, uuid] for uuid in choice.devices), key=lambda one: one.index)
         free = min(presentation.memory(one, site.host.vitals).free for one in devices)
         kind = tuple((one.name, one.memory_total) for one in devices)
         if kind not in taken or free < taken[kind][0]:
             taken[kind] = (free, site, devices)
-    yield from ((site, devices) for _free, site, devices in taken.values())
+    return [(site, devices) for _free, site, devices in taken.values()]
