@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from workers.vllm.diagnosis_lines import LONGEST_LINE, Level, LogLine, clean
-from workers.vllm.diagnosis_narrowing import DEATH_WORDS, Wanted, is_crowded, lines_with, narrowed
+from workers.vllm.diagnosis_narrowing import DEATH_WORDS, Positions, Wanted, first_at, lines_with, narrowed, rare_stems
 from workers.vllm.diagnosis_repeats import Repeats
 from workers.vllm.diagnosis_rules import RULES, Rule
 from workers.vllm.diagnosis_wrappers import DEATH_NOTICES, DEATHS, EXCEPTION, WRAPPERS
@@ -59,7 +59,6 @@ _INFORMATIVE = (
     b"PU blocks: 0",
     b"Xid",
 )
-_ANY_WORD = (*_INFORMATIVE, *_STEMS)
 # After these, what was found before may count no more.
 _MAKES_NEW = (b"startup complete", b"non-default args")
 # How sure a code's rules can be, and whether one of them has something to say on its fix.
@@ -156,11 +155,13 @@ class Facts:
         if self._reads_closely and block.count(b"\n") > 2 * _READ_CLOSELY:
             *head, block = block.split(b"\n", _READ_CLOSELY)
             self.observe(b"\n".join(head))
-        if not self._reads_closely and not self._wanting and not any(word in block for word in _ANY_WORD):
+        informative = first_at(block, _INFORMATIVE)
+        stems = rare_stems(block, _STEMS)
+        if not self._reads_closely and not self._wanting and not informative and stems == {}:
             # Not even split into lines: most of a long log is like this.
             self.line_count += block.count(b"\n") + 1
         else:
-            self._read(block.split(b"\n"), block)
+            self._read(block.split(b"\n"), block, informative, stems)
         self._byte_count += len(block)
         tail = block.rsplit(b"\n", _LOOK_BACK)[-_LOOK_BACK:]
         self.recent.extend(
@@ -172,33 +173,30 @@ class Facts:
         """A start fails within its first lines: those are all read, so that no wording depends on the stems."""
         return self.line_count < _READ_CLOSELY and self._byte_count < _READ_CLOSELY_BYTES
 
-    def _read(self, lines: list[bytes], block: bytes) -> None:
+    def _read(self, lines: list[bytes], block: bytes, informative: Positions, stems: Positions | None) -> None:
         closely = _READ_CLOSELY - self.line_count if self._reads_closely else 0
         first = self.line_count + 1
         self.line_count += len(lines)
         if self._wanting:
             self._wanting = [wanting for wanting in self._wanting if not wanting.take(lines, first)]
         shown = cache(lambda index: _shown(lines[index]))
-        for index in self._worth_a_look(lines, block, closely):
+        found = lines_with(block, lines, informative)
+        for index in sorted(found | self._complaints(lines, block, stems, closely)):
             if self._repeats.is_news(lines[index]):
                 self._examine(lines, index, first, shown)
 
-    def _worth_a_look(self, lines: list[bytes], block: bytes, closely: int) -> list[int]:
-        """Indexes of the lines that may matter: quick searches over all of them at once, since hardly any line does.
+    def _complaints(self, lines: list[bytes], block: bytes, stems: Positions | None, closely: int) -> set[int]:
+        """Indexes of the lines that may complain: quick searches over all of them at once, since hardly any line does.
 
         `closely`: how many lines are read whatever they hold.
         """
-        found: set[int] = set()
-        if any(word in block for word in _INFORMATIVE):
-            found |= _indexes_with(block, range(len(lines)), lines, _INFORMATIVE)
         self._rules = RULES
-        if closely <= 0 and not any(word in block for word in _MAKES_NEW) and is_crowded(block, _STEMS):
-            return sorted(found | self._suspects(lines, block))
-        others = [index for index, line in enumerate(lines) if _may_complain(line)]
-        rest = block if len(others) == len(lines) else b"\n".join([lines[index] for index in others])
-        found |= _indexes_with(rest, others, lines, _STEMS)
-        found.update(index for index in others if index < closely)
-        return sorted(found)
+        if stems is None:
+            if closely <= 0 and not any(word in block for word in _MAKES_NEW):
+                return self._suspects(lines, block)
+            stems = first_at(block, _STEMS)
+        found = lines_with(block, lines, stems) | set(range(min(closely, len(lines))))
+        return {index for index in found if _may_complain(lines[index])}
 
     def _suspects(self, lines: list[bytes], block: bytes) -> set[int]:
         """Of a crowded block the lines that hold what is still wanted, but for what the log has said often."""
@@ -212,7 +210,7 @@ class Facts:
             block = b"\n".join(lines)
         found, self._rules = narrowed(block, lines, wanted)
         suspects = {at for at in found if _may_complain(lines[at])}
-        self._repeats.pass_over(line for at, line in enumerate(lines) if at not in suspects)
+        self._repeats.pass_over([line for at, line in enumerate(lines) if at not in suspects])
         return {indexes[at] for at in suspects}
 
     def _wanted(self) -> Wanted:
@@ -386,13 +384,6 @@ def _is_settled(cause: Cause) -> bool:
         and bool(cause.hint or cause.code not in _HINTED)
         and cause.code != "gpu.lost"  # a later line may name the Xid
     )
-
-
-def _indexes_with(block: bytes, indexes: Sequence[int], lines: list[bytes], words: tuple[bytes, ...]) -> set[int]:
-    """Which of the lines, that `block` consists of, hold one of the words."""
-    first_at = {word: at for word in words if (at := block.find(word)) >= 0}
-    found = lines_with(block, [lines[index] for index in indexes], first_at)
-    return {indexes[position] for position in found}
 
 
 def _matching_rules(rules: Sequence[Rule], text: str, *, informative: bool) -> list[Rule]:

@@ -54,6 +54,9 @@ _COMPLAINT_WORDS = (
     b'everity"',
 )
 
+Positions = Mapping[bytes, int]
+"""Words, and where each stands first in a block."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -74,14 +77,25 @@ class Wanted:
         )
 
 
-def is_crowded(block: bytes, stems: tuple[bytes, ...]) -> bool:
-    """Whether so much of a block holds one of the stems that a narrower search pays: many lines of it, or long ones."""
+def rare_stems(block: bytes, stems: Iterable[bytes]) -> Positions | None:
+    """Where each of the stems that a block holds stands first.
+
+    None for a crowded block, of which many or long lines hold one, so that a narrower search pays.
+    """
+    found: dict[bytes, int] = {}
     hits, most = 0, min(CROWDED_HITS, block.count(b"\n") // 4)
     for stem in stems:
-        hits += block.count(stem)
-        if hits > most:
-            return True
-    return False
+        if count := block.count(stem):
+            hits += count
+            if hits > most:
+                return None
+            found[stem] = block.find(stem)
+    return found
+
+
+def first_at(block: bytes, words: Iterable[bytes]) -> Positions:
+    """Where each of the words that a block holds stands first."""
+    return {word: at for word in words if (at := block.find(word)) >= 0}
 
 
 def narrowed(block: bytes, lines: list[bytes], wanted: Wanted) -> tuple[set[int], tuple[Rule, ...]]:
@@ -89,7 +103,7 @@ def narrowed(block: bytes, lines: list[bytes], wanted: Wanted) -> tuple[set[int]
     block += b"\n"  # so that a word with a line's end is found in the last line, too
     vocabulary = _vocabulary(block)
     own = {word for code, words in _WORDS.items() if code not in wanted.settled for word in words}
-    held = _first_at(block, own, vocabulary)
+    held = first_at(block, _likely(own, vocabulary))
     live = tuple(
         rule
         for rule, words in zip(RULES, _WORDS_OF_RULES, strict=True)
@@ -97,9 +111,9 @@ def narrowed(block: bytes, lines: list[bytes], wanted: Wanted) -> tuple[set[int]
     )
     others = [*(word.encode() for word in DEATH_WORDS if wanted.death)]
     others += [*(_EXCEPTION_WORDS if wanted.exception else ()), *(_COMPLAINT_WORDS if wanted.complaint else ())]
-    suspects = lines_with(block, lines, held | _first_at(block, others, vocabulary))
+    suspects = lines_with(block, lines, {**held, **first_at(block, _likely(others, vocabulary))})
     if wanted.exception:
-        lower = lines_with(block, lines, _first_at(block, _LOWER_ENDS, vocabulary))
+        lower = lines_with(block, lines, first_at(block, _likely(_LOWER_ENDS, vocabulary)))
         suspects |= {index for index in lower if _LOWER_EXCEPTION.search(lines[index])}
     return suspects, live
 
@@ -109,9 +123,8 @@ def _vocabulary(block: bytes) -> bytes:
     return b" ".join(set(block.translate(None, _DIGITS).split()))
 
 
-def _first_at(block: bytes, words: Iterable[bytes], vocabulary: bytes) -> dict[bytes, int]:
-    likely = [word for word in words if _piece(word) in vocabulary]
-    return {word: at for word in likely if (at := block.find(word)) >= 0}
+def _likely(words: Iterable[bytes], vocabulary: bytes) -> list[bytes]:
+    return [word for word in words if _piece(word) in vocabulary]
 
 
 @cache
@@ -120,13 +133,13 @@ def _piece(word: bytes) -> bytes:
     return max(word.translate(None, _DIGITS).split(), key=len, default=b"")
 
 
-def lines_with(block: bytes, lines: list[bytes], first_at: Mapping[bytes, int]) -> set[int]:
-    """Indexes of the lines, that `block` consists of, that hold one of the words. `first_at`: where each stands first."""
-    if not first_at:
+def lines_with(block: bytes, lines: list[bytes], words: Positions) -> set[int]:
+    """Indexes of the lines, that `block` consists of, that hold one of the words."""
+    if not words:
         return set()
     starts = [0, *accumulate([len(line) + 1 for line in lines])]
     found: set[int] = set()
-    for word, position in first_at.items():
+    for word, position in words.items():
         at = position
         while at >= 0:
             index = bisect_right(starts, at) - 1

@@ -16,8 +16,7 @@ LOGS = sorted(path for folder in ("logs", "more") for path in (Path(__file__).pa
 def read(data: bytes, monkeypatch: pytest.MonkeyPatch, *, crowded: bool):
     """The diagnosis of a log that comes in pieces of some lines: each is taken for crowded, or every line is read."""
     monkeypatch.setattr(diagnosis_facts, "_READ_CLOSELY", 0 if crowded else 1_000_000)
-    monkeypatch.setattr(diagnosis_facts, "_ANY_WORD", (b"",))
-    monkeypatch.setattr(diagnosis_facts, "is_crowded", lambda _block, _stems: crowded)
+    monkeypatch.setattr(diagnosis_facts, "rare_stems", lambda _block, _stems: None if crowded else {})
     diagnoser = Diagnoser()
     lines = data.splitlines(keepends=True)
     for at in range(0, len(lines), 5):
