@@ -1,5 +1,6 @@
 """A console of its own for measurements, with the cached engine and model."""
 
+import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,9 @@ class Bench:
 
     @property
     def engine(self) -> Path:
-        return cache() / "engines" / KEY
+        """The environment that holds the engine, with its `bin` and its schema."""
+        known = json.loads((cache() / "engines" / KEY / "engine.json").read_text())
+        return Path(known["directory"])
 
     @property
     def model(self) -> Path:

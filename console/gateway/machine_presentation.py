@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from django.utils.translation import gettext as _
 
 from console.common.states import LOOKS, Look
+from console.fleet import host_wheel
 from console.gateway import machines
 from console.gateway.models import GatewayMachine
 from workers.gateway.keeping import Status
@@ -25,6 +26,8 @@ class ShownMachine:
     """True if what is live there is what was ordered last."""
     repaired_at: datetime | None
     """When its drift was repaired last."""
+    upgrade: str
+    """The version that this console comes with, where the agent there is another one."""
 
 
 def repaired_at(status: Status | None) -> datetime | None:
@@ -41,7 +44,14 @@ def shown(machine: GatewayMachine) -> ShownMachine:
     status = told.status if told else None
     in_step = bool(told and order and told.digest == order.digest)
     look, sentence = _truth(machine, told, status, order)
-    return ShownMachine(machine, look, sentence, told, status, in_step, repaired_at(status))
+    upgrade = _upgrade(told.agent_version) if told and not machine.leaving_since else ""
+    return ShownMachine(machine, look, sentence, told, status, in_step, repaired_at(status), upgrade)
+
+
+def _upgrade(version: str) -> str:
+    offered = host_wheel.current().version
+    # One that runs from a checkout or the console's own installation says the number alone.
+    return "" if version in (offered, offered.partition("+")[0]) else offered
 
 
 def _truth(machine: GatewayMachine, told: Told | None, status: Status | None, order: Order | None) -> tuple[Look, str]:

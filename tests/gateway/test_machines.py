@@ -15,6 +15,7 @@ from console.access.models import AuditEntry, User
 from console.common import broker
 from console.common.errors import Refused
 from console.deployments.models import Deployment
+from console.fleet import host_wheel
 from console.gateway import keys, machines, plan, routes
 from console.gateway.machine_rounds import MachineRounds
 from console.gateway.models import GatewayMachine, GatewayRequest, LogCursor, Route, UsageDay
@@ -262,6 +263,9 @@ def test_the_page_says_what_each_is_and_whether_it_follows(
     assert "the last change is on its way" in page()
     tell(mine, status={"up": True, "version": "2.8.25", "routes": 3, "of_later": 1}, digest=order.digest)
     assert "It serves the same routes and keys as here." in page()
+    assert f"An upgrade is ready (1 → {host_wheel.current().version})" in page()
+    tell(mine, status={"up": True}, digest=order.digest, agent_version=host_wheel.current().version)
+    assert "An upgrade is ready" not in page()
     tell(mine, status={"up": False})
     assert "HAProxy does not answer there" in page()
     tell(mine, status={"up": True, "problem": "no such file"})

@@ -60,10 +60,9 @@ OLDER_PYTHON = "async-timeout"
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the agent needs, as an admin fills it."""
+    """A folder with what agents of hosts and gateways need, as an admin fills it."""
     folder = tmp_path_factory.mktemp("wheels")
     words = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", "--dest"]
-    subprocess.run(
-        [sys.executable, *words, str(folder), *host_wheel.requirements(), OLDER_PYTHON], check=True, timeout=600
-    )
+    needed = [*host_wheel.requirements(), *host_wheel.requirements(host_wheel.NEEDED_BY_GATEWAYS), OLDER_PYTHON]
+    subprocess.run([sys.executable, *words, str(folder), *needed], check=True, timeout=600)
     return folder

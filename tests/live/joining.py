@@ -32,7 +32,11 @@ def host_id(console: OpenConsole, name: str) -> int:
 
 def join_command(console: OpenConsole, name: str) -> str:
     """Add a host on the page; returns the command that stands there."""
-    page = console.post("/hosts/new/", {"name": name}).text
+    return command_on(console.post("/hosts/new/", {"name": name}).text)
+
+
+def command_on(page: str) -> str:
+    """The command for a bare machine on a page that shows it."""
     found = re.search(r"<code>(python3 -c .*?)</code>", page, re.DOTALL)
     assert found, page[:3000]
     return unescape(found[1])

@@ -1,4 +1,7 @@
-"""A machine with systemd joins as a service and is upgraded from its page: tests/live/joined_as_a_service.py, in there."""
+"""Machines with systemd join as services: as a host, which is upgraded from its page, and as a gateway.
+
+What happens inside that systemd is in tests/live/joined_as_a_service.py and tests/live/gateway_as_a_service.py.
+"""
 
 import sys
 from pathlib import Path
@@ -15,16 +18,16 @@ pytestmark = [
 ]
 
 
-def test_a_host_joins_as_a_service_and_its_agent_is_upgraded_from_the_page(tmp_path: Path, wheels: Path) -> None:
+@pytest.mark.parametrize(("inside", "count"), [("joined_as_a_service.py", 6), ("gateway_as_a_service.py", 4)])
+def test_it_joins_as_a_service(tmp_path: Path, wheels: Path, inside: str, count: int) -> None:
     box = SystemdBox(tmp_path, [Path("/tmp").resolve(), ROOT])
     try:
         box.start()
-        inside = "tests/live/joined_as_a_service.py"
         done = box.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", inside],
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/live/{inside}"],
             seconds=1400, SLIPWAY_TEST_WHEELS=str(wheels),
         )  # fmt: skip
     finally:
         box.stop()
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "6 passed" in done.stdout
+    assert f"{count} passed" in done.stdout

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -21,14 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     join.add_argument(
         "--ca-sha256", default="", help="SHA-256 of the console's certificate authority, from the same page"
     )
-    join.add_argument("--bind", default="0.0.0.0", help="address on which clients are served")  # noqa: S104 - see GatewayConfig
-    join.add_argument(
-        "--port", type=int, default=8480, help="where clients are served; the next one is used on loopback"
+    wishes = join.add_argument_group(
+        "how clients are served", "what is left out stays as this machine's gateway had it"
     )
-    join.add_argument("--certificate", default="", help="PEM file with certificate and key, to serve clients with TLS")
-    join.add_argument("--haproxy", default="", help="path of an HAProxy 2.6 or later, instead of the package's")
-    join.add_argument("--public-url", default="", help="address that clients use, to be shown on the console's page")
-    join.add_argument("--no-start", action="store_true", help="only join, and print how to start it")
+    wishes.add_argument("--bind", help="address on which clients are served (0.0.0.0)")
+    wishes.add_argument("--port", type=int, help="where clients are served (8480); the next one is used on loopback")
+    wishes.add_argument("--certificate", help="PEM file with certificate and key, to serve clients with TLS")
+    wishes.add_argument("--haproxy", help="path of an HAProxy 2.6 or later, instead of the package's")
+    wishes.add_argument("--public-url", help="address that clients use, to be shown on the console's page")
+    start = join.add_mutually_exclusive_group()
+    start.add_argument("--systemd", action="store_true", help="install and start the agent as a service of systemd")
+    start.add_argument("--no-start", action="store_true", help="only join, and print how to start it")
     run_parser = actions.add_parser("run", help="keep HAProxy as the console says, until SIGTERM; HAProxy outlives it")
     stop = actions.add_parser("stop", help="end HAProxy on this machine (`slipway gateway run` must not run)")
     for action in (run_parser, stop):
@@ -52,9 +56,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _join(options: argparse.Namespace) -> int:
     from workers.gateway_machine.joining import Wishes, join
+    from workers.gateway_machine.service import install_unit, run_words, systemd_unit, unit_name
     from workers.host.joining import JoinError
+    from workers.host.service import ServiceError, unit_path
 
-    if not 1 <= options.port < 65535:
+    if options.port is not None and not 1 <= options.port < 65535:
         print(f"slipway gateway: {options.port} is no port; give one from 1 to 65534", file=sys.stderr)
         return 2
     wishes = Wishes(options.bind, options.port, options.certificate, options.haproxy, options.public_url)
@@ -64,7 +70,16 @@ def _join(options: argparse.Namespace) -> int:
         print(f"slipway gateway: {error}", file=sys.stderr)
         return 1
     print(f"gateway {config.name} has joined {config.console_url}; its configuration is {path}", flush=True)
-    print(f"it is started by: {sys.executable} -P -m workers.cli gateway run --config {path}", flush=True)
+    if options.systemd:
+        try:
+            print(f"its agent runs as a service: {install_unit(config, path)}", flush=True)
+        except (ServiceError, OSError) as error:
+            print(f"slipway gateway: the gateway has joined, but its agent was not started: {error}", file=sys.stderr)
+            return 1
+        return 0
+    print(f"\nIt is started by:\n  {shlex.join(run_words(path))}", flush=True)
+    print(f"\nor at every boot, with this unit in {unit_path(unit_name(config.name))}:\n", flush=True)
+    print(systemd_unit(config.name, path), flush=True)
     return 0 if options.no_start else _run(config, path)
 
 

@@ -83,7 +83,7 @@ def _join(options: argparse.Namespace) -> int:
 def _start(options: argparse.Namespace, config: HostConfig, path: Path) -> None:
     """Start the agent as asked for, and say how it is started otherwise."""
     from workers.host.keeper import current_link
-    from workers.host.service import install_unit, start_detached, systemd_unit, unit_path
+    from workers.host.service import install_unit, start_detached, systemd_unit, unit_name, unit_path
 
     if options.systemd:
         print(f"its agent runs as a service: {install_unit(config, path)}")
@@ -91,7 +91,9 @@ def _start(options: argparse.Namespace, config: HostConfig, path: Path) -> None:
     if not options.no_start:
         print(f"its agent runs: process {start_detached(config, path)}, log {config.state_dir / 'agent.log'}")
     command = f"{current_link(path) / 'bin' / 'python'} -P -m workers.cli host keep --config {path}"
-    print(f"\nIt is started by:\n  {command}\n\nor at every boot, with this unit in {unit_path(config.name)}:\n")
+    print(
+        f"\nIt is started by:\n  {command}\n\nor at every boot, with this unit in {unit_path(unit_name(config.name))}:\n"
+    )
     print(systemd_unit(config.name, path))
 
 

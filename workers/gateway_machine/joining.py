@@ -1,11 +1,12 @@
 """Joining a console as its gateway: a key pair, a broker user, and the file that holds them."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from workers.gateway import program
 from workers.host.joining import JoinError, address_of, ask_to_join, pinned
-from workers.host_config import GatewayConfig
+from workers.host_config import GatewayConfig, HostConfigError
 from workers.sealing import generate_key_pair
 
 ORDER = "order.json"
@@ -14,13 +15,23 @@ ORDER = "order.json"
 
 @dataclass(frozen=True)
 class Wishes:
-    """How clients are served here."""
+    """How clients are served here, named as in `GatewayConfig`; None stays as this machine's gateway had it."""
 
-    bind: str
-    port: int
-    certificate: str = ""
-    haproxy: str = ""
-    public_url: str = ""
+    bind: str | None = None
+    port: int | None = None
+    certificate: str | None = None
+    haproxy: str | None = None
+    public_url: str | None = None
+
+    def over(self, before: GatewayConfig | None) -> dict[str, Any]:
+        """The settings, with those of a gateway that was here before where nothing else is wished."""
+        kept = {name: getattr(before, name) for name in asdict(self)} if before else {}
+        settings = kept | {name: wish for name, wish in asdict(self).items() if wish is not None}
+        if settings.get("certificate"):
+            settings["certificate"] = str(Path(settings["certificate"]).absolute())
+        if "port" in settings:
+            settings["peer_port"] = settings["port"] + 1
+        return settings
 
 
 def join(
@@ -34,7 +45,7 @@ def join(
     if config is not None and config.exists():
         raise JoinError(f"{config} exists already. Move it away, or name another file with --config.")
     try:
-        program.find(wishes.haproxy)
+        program.find(wishes.haproxy or "")
     except program.NoHAProxy as missing:
         raise JoinError(str(missing)) from None
     if wishes.certificate and not Path(wishes.certificate).is_file():
@@ -43,6 +54,7 @@ def join(
     given = ask_to_join(url, "gateways", token, public, pinned(url, ca_sha256))
     name = str(given["gateway"])
     path = config or GatewayConfig.default_path(name)
+    before = _configured(path)
     if path.exists():
         path.replace(path.with_suffix(".json.before-join"))
     joined = GatewayConfig(
@@ -53,14 +65,16 @@ def join(
         console_ca=given.get("console_ca", ""),
         private_key=private,
         state_dir=GatewayConfig.default_state_dir(name) if config is None else config.absolute().parent / "state",
-        bind=wishes.bind,
-        port=wishes.port,
-        peer_port=wishes.port + 1,
-        certificate=str(Path(wishes.certificate).absolute()) if wishes.certificate else "",
-        haproxy=wishes.haproxy,
-        public_url=wishes.public_url,
+        **wishes.over(before),
     )
     # It was meant for whoever was this gateway before, and may even say that this one ends.
     (joined.state_dir / ORDER).unlink(missing_ok=True)
     joined.save(path)
     return joined, path
+
+
+def _configured(path: Path) -> GatewayConfig | None:
+    try:
+        return GatewayConfig.load(path)
+    except HostConfigError:
+        return None

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from workers.host.drivers.systemd import SystemdDriver
 from workers.host.files import read_json
@@ -33,22 +35,27 @@ def unit_name(name: str) -> str:
     return f"slipway-host-{name}.service"
 
 
-def unit_path(name: str) -> Path:
-    """Where the unit belongs: the system's units for root, the person's own otherwise."""
+def unit_path(unit: str) -> Path:
+    """Where a unit belongs: the system's units for root, the person's own otherwise."""
     if os.geteuid() == 0:
-        return Path("/etc/systemd/system") / unit_name(name)
+        return Path("/etc/systemd/system") / unit
     base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return base / "systemd" / "user" / unit_name(name)
+    return base / "systemd" / "user" / unit
 
 
 def systemd_unit(name: str, config_path: Path) -> str:
-    """A unit for the host's agent. KillMode=process: stopping or upgrading the agent leaves engines serving."""
-    target = "multi-user.target" if os.geteuid() == 0 else "default.target"
+    """A unit for the host's agent; engines go on while it is stopped or upgraded."""
     program = [str(current_link(config_path) / "bin" / "python"), "-P", "-m", "workers.cli", "host", "keep"]
-    command = " ".join(_quoted(word) for word in [*program, "--config", str(config_path)])
+    return unit_text(f"Slipway host agent of {name}", [*program, "--config", str(config_path)], restart="always")
+
+
+def unit_text(description: str, words: Sequence[str], *, restart: Literal["always", "on-failure"]) -> str:
+    """A unit that runs `words`. KillMode=process: stopping it leaves alone what the program has started."""
+    target = "multi-user.target" if os.geteuid() == 0 else "default.target"
+    command = " ".join(_quoted(word) for word in words)
     return f"""\
 [Unit]
-Description=Slipway host agent of {name}
+Description={description}
 After=network-online.target
 Wants=network-online.target
 StartLimitIntervalSec=0
@@ -56,9 +63,10 @@ StartLimitIntervalSec=0
 [Service]
 Environment={_quoted(f"SLIPWAY_HOME={slipway_home()}")}
 ExecStart={command}
-Restart=always
+Restart={restart}
 RestartSec=2
 KillMode=process
+OOMPolicy=continue
 TimeoutStopSec=30
 LimitNOFILE=1048576
 
@@ -73,23 +81,47 @@ def install_unit(config: HostConfig, config_path: Path) -> Path:
     Engines get units of their own then, too: an agent's unit that held them would be stopped with all of them when the
     kernel kills one for its memory.
     """
+    unit = unit_name(config.name)
+    take_place_of_agent(unit, config.state_dir, config_path)
+    config.model_copy(update={"driver": "systemd"}).save(config_path)
+    return start_unit(unit, systemd_unit(config.name, config_path))
+
+
+def start_unit(unit: str, text: str) -> Path:
+    """Write a unit, start it now and at every boot; returns its path. Raises ServiceError."""
+    path = unit_path(unit)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    scope = []
+    if os.geteuid() != 0:
+        scope = ["--user"]
+        _have_a_manager(unit)
+    for words in (["daemon-reload"], ["enable", unit], ["restart", unit]):
+        _run([_systemctl(), *scope, *words])
+    return path
+
+
+def take_place_of_agent(unit: str, state_dir: Path, config_path: Path) -> None:
+    """End an agent, and its keeper, that was started by hand: it would hold what the unit shall look after.
+
+    Raises ServiceError, without having ended anything, where systemd does not run.
+    """
+    _systemctl()
+    agent = _running_agent(state_dir, config_path)
+    if agent is None:
+        return
+    keeper = _keeper_of(agent, config_path) or agent
+    if unit not in Path(f"/proc/{keeper.pid}/cgroup").read_text(encoding="utf-8"):
+        _end(keeper.pid, keeper.start)
+
+
+def _systemctl() -> str:
     program = shutil.which("systemctl")
     if program is None or not Path("/run/systemd/system").is_dir():
         raise ServiceError(
             "systemd does not run here. Leave --systemd out, or start the agent by what runs services here."
         )
-    _end_keeper_outside_of(unit_name(config.name), config, config_path)
-    config.model_copy(update={"driver": "systemd"}).save(config_path)
-    path = unit_path(config.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(systemd_unit(config.name, config_path))
-    scope = []
-    if os.geteuid() != 0:
-        scope = ["--user"]
-        _have_a_manager(path.name)
-    for words in (["daemon-reload"], ["enable", path.name], ["restart", path.name]):
-        _run([program, *scope, *words])
-    return path
+    return program
 
 
 def _have_a_manager(unit: str) -> None:
@@ -124,7 +156,7 @@ def start_detached(config: HostConfig, config_path: Path) -> int:
     """
     log = config.state_dir / "agent.log"
     config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    before = _running_agent(config, config_path)
+    before = _running_agent(config.state_dir, config_path)
     keeper = _keeper_of(before, config_path) if before else None
     if before is not None:
         _end(before.pid, before.start)
@@ -132,7 +164,7 @@ def start_detached(config: HostConfig, config_path: Path) -> int:
         keeper = _start_keeper(config_path, log)
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end and is_alive(keeper.pid, keeper.start):
-        agent = _running_agent(config, config_path)
+        agent = _running_agent(config.state_dir, config_path)
         if agent is not None and agent.parent == keeper.pid and (before is None or agent.pid != before.pid):
             return agent.pid
         time.sleep(0.1)
@@ -155,11 +187,11 @@ def _start_keeper(config_path: Path, log: Path) -> ProcessFacts:
     return facts
 
 
-def _running_agent(config: HostConfig, config_path: Path) -> ProcessFacts | None:
-    """The agent that looks after this host now. The lock's file names its holder; trying the lock itself could make a new
+def _running_agent(state_dir: Path, config_path: Path) -> ProcessFacts | None:
+    """The agent that works there now. The lock's file names its holder; trying the lock itself could make a new
     agent believe that it is taken.
     """
-    pid = (read_json(config.state_dir / "agent.lock") or {}).get("pid")
+    pid = (read_json(state_dir / "agent.lock") or {}).get("pid")
     facts = facts_of(pid) if isinstance(pid, int) else None
     return facts if facts and not facts.zombie and _is_about(facts.pid, "run", config_path) else None
 
@@ -169,22 +201,12 @@ def _keeper_of(agent: ProcessFacts, config_path: Path) -> ProcessFacts | None:
 
 
 def _is_about(pid: int, action: str, config_path: Path) -> bool:
-    """True if the process is `slipway host ACTION` for the host with this configuration."""
+    """True if the process is `slipway host ACTION`, or `slipway gateway ACTION`, with this configuration."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return False
     return action in words and any(word[:1] == "/" and Path(word).resolve() == config_path.resolve() for word in words)
-
-
-def _end_keeper_outside_of(unit: str, config: HostConfig, config_path: Path) -> None:
-    """End a keeper that was started by hand: its agent would hold the host that the unit's shall look after."""
-    agent = _running_agent(config, config_path)
-    if agent is None:
-        return
-    keeper = _keeper_of(agent, config_path) or agent
-    if unit not in Path(f"/proc/{keeper.pid}/cgroup").read_text(encoding="utf-8"):
-        _end(keeper.pid, keeper.start)
 
 
 def _end(pid: int, start: int) -> None:
