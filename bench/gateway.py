@@ -50,7 +50,9 @@ def measure(bench: Bench) -> list[Row]:  # noqa: ARG001 - every measurement gets
             gateway.start(routes=(route_of(target_of(Engine(port=port))),), keys=(key_of("secret"),))
             behind = gateway.gateway.listener.port
             wait_until(lambda: gateway.ask().status_code == 200, seconds=10)
-            rows = [added(port, behind), throughput(behind), harm(behind), *gateway_litellm.measure(port, REQUEST)]
+            with plain_proxy(Path(folder), port) as plain:
+                first = added(port, behind, plain)
+            rows = [first, throughput(behind), harm(behind), *gateway_litellm.measure(port, REQUEST)]
         finally:
             gateway.stop()
         streaming = Running(Path(folder) / "streams")
@@ -64,29 +66,57 @@ def measure(bench: Bench) -> list[Row]:  # noqa: ARG001 - every measurement gets
 def static_backend(folder: Path) -> Iterator[int]:
     """A server that always returns the same completion; its port."""
     port = free_port()
-    config = folder / "static.cfg"
-    config.write_text(
-        "global\n    nbthread 1\n    maxconn 2000\ndefaults\n    mode http\n    timeout client 60s\n    timeout connect 1s\n"
-        f"    timeout server 60s\nfrontend static\n    bind 127.0.0.1:{port}\n"
-        f"    http-request return status 200 content-type application/json string '{ANSWER}'\n"
-    )
+    rules = f"http-request return status 200 content-type application/json string '{ANSWER}'"
+    with haproxy(folder / "static.cfg", f"frontend static\n    bind 127.0.0.1:{port}\n    {rules}\n"):
+        yield port
+
+
+@contextmanager
+def plain_proxy(folder: Path, backend: int) -> Iterator[int]:
+    """An HAProxy that only passes on, to tell what this machine makes of any proxy; its port."""
+    port = free_port()
+    bind = f"    bind 127.0.0.1:{port}\n    server static 127.0.0.1:{backend}\n"
+    with haproxy(folder / "plain.cfg", f"listen plain\n{bind}"):
+        wait_until(lambda: answers(port), seconds=10)
+        yield port
+
+
+@contextmanager
+def haproxy(config: Path, sections: str) -> Iterator[None]:
+    """Run one with these sections behind common settings."""
+    timeouts = "    timeout client 60s\n    timeout connect 1s\n    timeout server 60s\n"
+    config.write_text(f"global\n    nbthread 1\n    maxconn 2000\ndefaults\n    mode http\n{timeouts}{sections}")
     process = subprocess.Popen([BINARY, "-db", "-f", str(config)], stderr=subprocess.DEVNULL)
     try:
-        yield port
+        yield
     finally:
         process.terminate()
         process.wait(10)
 
 
-def added(direct: int, behind: int) -> Row:
-    """Median of one request after the other, by the gateway and without it, in turns."""
-    with socket.create_connection(("127.0.0.1", direct)) as one, socket.create_connection(("127.0.0.1", behind)) as two:
-        times: tuple[list[float], list[float]] = ([], [])
-        for _number in range(ONE_BY_ONE):
-            for at, link in enumerate((one, two)):
-                times[at].append(one_answer(link))
-    without, with_it = (median(some[100:]) * 1000 for some in times)
-    reference = f"median of {ONE_BY_ONE} one by one: {with_it:.3f} ms by the gateway, {without:.3f} ms without it"
+def answers(port: int) -> bool:
+    """Whether a request gets its answer there."""
+    try:
+        with socket.create_connection(("127.0.0.1", port)) as link:
+            return one_answer(link) > 0
+    except OSError:
+        return False
+
+
+def added(direct: int, behind: int, plain: int) -> Row:
+    """Median of one request after the other: by the gateway, without it, and by a plain HAProxy, in turns."""
+    links = [socket.create_connection(("127.0.0.1", port)) for port in (direct, behind, plain)]
+    times: list[list[float]] = [[] for _link in links]
+    for _number in range(ONE_BY_ONE):
+        for taken, link in zip(times, links, strict=True):
+            taken.append(one_answer(link))
+    for link in links:
+        link.close()
+    without, with_it, passed_on = (median(some[100:]) * 1000 for some in times)
+    reference = (
+        f"median of {ONE_BY_ONE} one by one: {with_it:.3f} ms by the gateway, {without:.3f} ms without it, "
+        f"{passed_on:.3f} ms by an HAProxy that only passes on"
+    )
     return Row("gateway adds", round(with_it - without, 3), "ms", ADDED_MS, "lower", reference)
 
 

@@ -51,8 +51,11 @@ def proxy(backend: int) -> Iterator[int]:
         "model_list:\n  - model_name: chat\n    litellm_params:\n      model: openai/chat\n"
         f"      api_base: http://127.0.0.1:{backend}/v1\n      api_key: sk-none\n"
     )
-    # No telemetry, no price list from the network.
-    environment = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_DOCS": "True", "LITELLM_LOG": "ERROR"}
+    # No telemetry, no price list from the network, and no key: it answers on loopback for some seconds.
+    environment = os.environ | {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_DOCS": "True", "LITELLM_LOG": "ERROR",
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    }  # fmt: skip
     with (PLACE / "log").open("wb") as log:
         process = subprocess.Popen(
             [str(program), "--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--telemetry", "False"],

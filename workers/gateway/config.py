@@ -357,7 +357,7 @@ def _routing(gateway: Gateway) -> list[str]:
 def _careful_reading(listener: Listener) -> list[str]:
     """What only some routes ask for: control characters looked for, prompts counted by the engine's tokenizer."""
     return [
-        "http-request lua.slipway_controls if !{ var(txn.controls) -m str pass }",
+        "http-request lua.slipway_controls if { var(txn.suspect) -m found } !{ var(txn.controls) -m str pass }",
         *refuse(
             400,
             "control_characters",
@@ -410,19 +410,22 @@ def _admission(gateway: Gateway) -> list[str]:
     listener = gateway.listener
     return [
         *_cost_checks(),
-        *[
-            f"http-request track-sc{at} var(txn.{who}) table requests"
-            for at, who in enumerate(("key", "team", "route"))
-        ],
-        *[
-            f"http-request track-sc{at + 3} var(txn.{who}) table tokens"
-            for at, who in enumerate(("key", "team", "route"))
-        ],
+        *[rule for at, who in enumerate(("key", "team", "route")) for rule in _tracking(at, who)],
         *_budget(listener),
         *[rule for at, who in enumerate(("key", "team", "route")) for rule in _rate_checks(listener, at, who)],
         *[f"http-request sc-inc-gpc(0,{at})" for at in range(3)],
         *[f"http-request sc-add-gpc(0,{at + 3}) var(txn.cost)" for at in range(3)],
         "http-request set-var(txn.charged) var(txn.cost)",
+    ]
+
+
+def _tracking(at: int, who: str) -> list[str]:
+    """Count only what has a limit: each counter costs every request some microseconds."""
+    track = f"http-request track-sc{at} var(txn.{who}) table requests"
+    return [
+        f"{track} if {{ var(txn.{who}_requests),add(0) gt 0 }}",
+        f"{track} if {{ var(txn.{who}_at_once),add(0) gt 0 }}",
+        f"http-request track-sc{at + 3} var(txn.{who}) table tokens if {{ var(txn.{who}_tokens),add(0) gt 0 }}",
     ]
 
 
@@ -511,7 +514,12 @@ def _backend(route: Route, target: Target, *, servers: bool) -> list[str]:
     balance = {
         "leastconn": ["balance leastconn"],
         "session": ["balance hash req.fhdr(X-Session-Id)", "hash-type consistent", "hash-balance-factor 150"],
-        "prefix": ["balance hash var(txn.prefix)", "hash-type consistent", "hash-balance-factor 150"],
+        "prefix": [
+            "http-request lua.slipway_prefix",
+            "balance hash var(txn.prefix)",
+            "hash-type consistent",
+            "hash-balance-factor 150",
+        ],
     }[route.balance]
     lines = [
         f"# {target.deployment} behind {route.names[0]}",

@@ -4,6 +4,9 @@
 
 local find, byte, sub, match, gsub = string.find, string.byte, string.sub, string.match, string.gsub
 
+-- Little is kept here, so that little is there to be walked through: rarely is often enough.
+collectgarbage("setpause", 400)
+
 local QUOTE, BACKSLASH, OPEN, CLOSE, COLON, COMMA = 34, 92, 123, 125, 58, 44
 local NUMBERS = { max_tokens = true, max_completion_tokens = true, max_output_tokens = true, n = true }
 -- Endpoints whose answers cost tokens; of the others only the prompt counts.
@@ -45,6 +48,17 @@ local function container_end(text, at)
   end
 end
 
+-- What is wrong where a member should begin.
+local function why_no_name(text, at)
+  if byte(text, at) ~= QUOTE then return "The body is not valid JSON." end
+  local quote = string_end(text, at)
+  if not quote then return "The body is not valid JSON: a string never ends." end
+  if find(sub(text, at + 1, quote - 1), "\\", 1, true) then
+    return "A field's name is written with escapes. Write it plainly."
+  end
+  return quote - at < 200 and "The body is not valid JSON." or "A field's name is longer than any that is known."
+end
+
 -- The members of the object in `text`, as raw JSON by name; or nil and what is wrong.
 -- A name that stands twice, or that is written with escapes, is refused: two readers could understand it differently.
 local function members(text)
@@ -52,22 +66,17 @@ local function members(text)
   if not at then return nil, "The body is not a JSON object." end
   if byte(text, at) == CLOSE then return found end
   while true do
-    if byte(text, at) ~= QUOTE then return nil, "The body is not valid JSON." end
-    local quote = string_end(text, at)
-    if not quote then return nil, "The body is not valid JSON: a string never ends." end
-    local name = sub(text, at + 1, quote - 1)
-    if find(name, "\\", 1, true) then
-      return nil, "A field's name is written with escapes. Write it plainly."
-    end
+    -- Only plain finds may go over what can be megabytes long.
+    local quote, name, value = find(text, '"', at + 1, true), nil, nil
+    if quote and quote - at < 200 then name, value = match(text, '^"([^"\\]*)"[ \t\r\n]*:[ \t\r\n]*()', at) end
+    if not name then return nil, why_no_name(text, at) end
     if found[name] then return nil, "The field '" .. gsub(sub(name, 1, 60), "[^%w_%-. ]", "?") .. "' stands twice." end
-    at = match(text, "^[ \t\r\n]*:[ \t\r\n]*()", quote + 1)
-    if not at then return nil, "The body is not valid JSON." end
-    local sign, stop = byte(text, at), nil
-    if sign == QUOTE then stop = string_end(text, at)
-    elseif sign == OPEN or sign == 91 then stop = container_end(text, at)
-    else stop = match(text, "^[%w+.%-]+()", at); stop = stop and stop - 1 end
+    local sign, stop = byte(text, value), nil
+    if sign == QUOTE then stop = string_end(text, value)
+    elseif sign == OPEN or sign == 91 then stop = container_end(text, value)
+    else stop = match(text, "^[%w+.%-]+()", value); stop = stop and stop - 1 end
     if not stop then return nil, "The body is not valid JSON: it ends too early." end
-    found[name] = sub(text, at, stop)
+    found[name] = sub(text, value, stop)
     local sep
     sep, at = match(text, "^[ \t\r\n]*([,}])[ \t\r\n]*()", stop + 1)
     if sep == "}" then
@@ -98,6 +107,11 @@ local function refuse(txn, why)
   txn:set_var("txn.bad", why)
 end
 
+-- Whether a closer look for control characters is worth it: plain finds, and hardly any body holds one of these.
+local function may_hold_controls(text)
+  return find(text, "\\u00", 1, true) or find(text, "\127", 1, true) or find(text, "\194", 1, true)
+end
+
 core.register_action("slipway_read", { "http-req" }, function(txn)
   local body = txn.f:req_body() or ""
   local path = txn.f:path()
@@ -106,7 +120,8 @@ core.register_action("slipway_read", { "http-req" }, function(txn)
   local model = fields.model
   if not model then return refuse(txn, "The field 'model' is missing.") end
   if byte(model) ~= QUOTE then return refuse(txn, "The field 'model' must be a string.") end
-  model = gsub(sub(model, 2, -2), "\\/", "/")
+  model = sub(model, 2, -2)
+  if find(model, "\\/", 1, true) then model = gsub(model, "\\/", "/") end
   if model == "" or #model > 200 or find(model, '[%c\\ ]') then
     return refuse(txn, "The field 'model' holds characters that no model's name has, or escapes. Write it plainly.")
   end
@@ -136,6 +151,12 @@ core.register_action("slipway_read", { "http-req" }, function(txn)
     local told = options and byte(options) == OPEN and members(options) or {}
     if told.include_usage ~= "true" and HAS_USAGE_CHUNK[path] then txn:set_var("txn.strip", 1) end
   end
+  if may_hold_controls(body) then txn:set_var("txn.suspect", 1) end
+end)
+
+-- What requests have in common that find the same prefix in an engine's cache: for routes that send them to the same one.
+core.register_action("slipway_prefix", { "http-req" }, function(txn)
+  local fields = members(txn.f:req_body() or "") or {}
   local prefix = first_message(fields.messages) or fields.prompt or fields.input
   if prefix then txn:set_var("txn.prefix", sub(prefix, 1, 2048)) end
 end)
@@ -233,7 +254,7 @@ local Usage = { id = "slipway usage", flags = filter.FLT_CFG_FL_HTX }
 Usage.__index = Usage
 
 function Usage:new()
-  return setmetatable({ tail = "" }, Usage)
+  return setmetatable({}, Usage)
 end
 
 local function milliseconds()
@@ -242,11 +263,13 @@ local function milliseconds()
 end
 
 function Usage:http_headers(txn, message)
-  if not message.channel:is_resp() then
+  -- Asking the channel itself costs more than remembering whether the request's came by.
+  if not self.began then
     self.began = milliseconds()
     local seconds = tonumber(txn:get_var("txn.deadline") or "0") or 0
     self.deadline = seconds > 0 and self.began + 1000 * seconds
-    if txn:get_var("txn.controls") == "blank" and txn:get_var("txn.has_controls") then
+    if txn:get_var("txn.has_controls") and txn:get_var("txn.controls") == "blank" then
+      self.blanks = true
       filter.register_data_filter(self, message.channel)
     end
     return filter.CONTINUE
@@ -288,7 +311,7 @@ function Usage:read(txn, text)
     if reason then txn:set_var("txn.finish_reason", reason) end
     from = stop + 1
   end
-  local reason = match(text, '"stop_reason":%s*"([%w_]+)"')
+  local reason = find(text, '"stop_reason":', 1, true) and match(text, '"stop_reason":%s*"([%w_]+)"')
   if reason then txn:set_var("txn.finish_reason", reason) end
 end
 
@@ -313,7 +336,7 @@ local LATE = 'data: {"error":{"message":"The answer was not complete by the dead
 function Usage:http_payload(txn, message)
   local text = message:body()
   if not text or text == "" then return end
-  if not message.channel:is_resp() then
+  if self.blanks and not message.channel:is_resp() then
     -- As long as before, so that the length that the head tells stays true.
     message:set(without_controls(text))
     return
@@ -335,9 +358,9 @@ function Usage:http_payload(txn, message)
     if self.left < 0 or milliseconds() - self.began > 1000 * COPY_SECONDS then message:set("\n" .. CUT .. "\n") end
   end
   if not self.strip then
-    local joined = self.tail .. text
-    self:read(txn, joined)
-    self.tail = sub(joined, -TAIL_BYTES)
+    if self.tail then text = self.tail .. text end
+    self:read(txn, text)
+    self.tail = sub(text, -TAIL_BYTES)
     return
   end
   local cuts, whole_bytes = usage_only(text)
