@@ -77,6 +77,7 @@ BROKEN = [
     b'{"model":"chat"} {"model":"nope"}', b'{"model":"chat"', b'{"model":"chat",}', b'{"model":"chat","a":}',
     b'{"model":"chat","max_tokens":-1}', b'{"model":"chat","max_tokens":1e9}', b'{"model":"chat","max_tokens":"5"}',
     b'{"model":"chat","max_tokens":99999999999999999999}', b'{"model":"chat\\n"}', b'{"model":"chat\x00"}',
+    b'{"model":"chat","' + b"a" * 300 + b'":1}', b'{"model" 1:"chat"}', b'{"model":"chat","a"}', b'{"a\\":"b","model":"chat"}',
     "{\"model\":\"chat\"}".encode("utf-16"), b'\xef\xbb\xbf{"model":"chat"}', b"model=chat",
 ]  # fmt: skip
 
