@@ -17,7 +17,7 @@ from console.alerts.foresight import budgets, certificates, keys, predictions
 from console.alerts.readings import Condition, Reading, Scene, about_deployment, about_host, about_instance
 from console.common.models import StateChange
 from console.common.spans import readable_bytes, readable_duration
-from console.deployments import current
+from console.deployments import brake, current
 from console.deployments.models import Deployment
 from console.fleet.models import Host
 from console.jobs.models import Step
@@ -47,6 +47,14 @@ def _errors(scene: Scene) -> Iterable[Reading]:
         if whole and whole.requests and whole.errors is not None:
             share = whole.errors / whole.requests
             yield about_deployment(deployment, share, _("%s of the last minute's requests failed.") % _percent(share))
+
+
+def _brake(scene: Scene) -> Iterable[Reading]:
+    """Everybody's: it holds for the whole fleet, or not at all."""
+    engaged = brake.engaged()
+    if engaged and scene.hosts:
+        summary = _("Slipway restarts and ends nothing by itself, since %(why)s.") % {"why": engaged.reason}
+        yield Reading("brake", _("the fleet"), 1.0, summary, url=reverse("oncall"))
 
 
 def _against_baseline(scene: Scene) -> Iterable[Reading]:
@@ -285,6 +293,13 @@ CONDITIONS: Mapping[str, Condition] = {
         Condition("rolled_back", gettext_lazy("Rollout rolled back"), gettext_lazy("state"), rollouts.rolled_back),
         Condition("rollout_held", gettext_lazy("Rollout on hold"), gettext_lazy("state"), rollouts.waiting),
         Condition("gateway", gettext_lazy("Gateway silent, down or behind"), gettext_lazy("state"), gateways.troubled),
+        Condition(
+            "brake",
+            gettext_lazy("Brake engaged"),
+            gettext_lazy("state"),
+            _brake,
+            gettext_lazy("Much of the fleet turned bad at once, so nothing is done by machine until it is calm."),
+        ),
         Condition("channel", gettext_lazy("Alert channel dead"), gettext_lazy("seconds"), _channels),
     )
 }
@@ -329,5 +344,6 @@ DEFAULTS: tuple[Default, ...] = (
     Default("rolled-back", gettext_noop("Rollout rolled back"), "rolled_back", 0.5, 0, "warning"),
     Default("rollout-held", gettext_noop("Rollout waits for a person"), "rollout_held", 0.5, 0, "warning"),
     Default("gateway", gettext_noop("Gateway in trouble"), "gateway", 0.5, 60, "critical"),
+    Default("brake", gettext_noop("Automatic actions stopped"), "brake", 0.5, 0, "critical"),
     Default("channel", gettext_noop("Alert channel dead"), "channel", 0, 0, "critical"),
 )

@@ -7,14 +7,14 @@ the messages that announce them are written in one transaction.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache
 
 import structlog
 from django.db import transaction
 from django.utils import timezone
 
-from console.access.models import Team
+from console.access.models import Team, User
 from console.alerts.conditions import CONDITIONS, DEFAULTS
 from console.alerts.models import Alert, Breach, Channel, Delivery, Rule, Silence
 from console.alerts.readings import Condition, Reading, Scene
@@ -84,10 +84,11 @@ def evaluate(scene: Scene) -> None:
             about = [one for one in readings[rule.condition] if _is_meant(rule, one, rules)]
             _evaluate_rule(rule, standing[rule.pk], about, scene, (opened, closed))
         escalated = _escalate(scene, rules, standing)
-        _announce(scene, opened, "opened")
-        _announce(scene, [alert for alert in closed if not alert.silenced], "closed")
-        _announce(scene, escalated, "escalated")
-    for alert in (*opened, *closed, *escalated):
+        heard = _heard_again(scene, standing)
+        announce(scene.team, [alert for alert in (*opened, *heard) if not alert.silenced], "opened")
+        announce(scene.team, _missed_by_somebody(closed), "closed")
+        announce(scene.team, escalated, "escalated")
+    for alert in (*opened, *closed, *escalated, *heard):
         live.changed("alert", alert.pk)
 
 
@@ -205,8 +206,7 @@ def _open(rule: Rule, reading: Reading, scene: Scene) -> Alert:
         host_id=reading.host,
         opened_at=scene.now,
     )
-    silences = Silence.objects.filter(team_id=scene.team, begins_at__lte=scene.now, ends_at__gt=scene.now)
-    alert.silenced = any(silence.covers(alert) for silence in silences)
+    alert.silenced = any(silence.covers(alert) for silence in _silences(scene))
     alert.save()
     return alert
 
@@ -218,42 +218,94 @@ def _worsen(alert: Alert, reading: Reading, condition: Condition) -> None:
         alert.save(update_fields=["value", "worst", "summary"])
 
 
-def _close(alert: Alert) -> Alert:
-    move(alert, to="closed", reason="it is over")
+def _silences(scene: Scene) -> list[Silence]:
+    return list(Silence.objects.filter(team_id=scene.team, begins_at__lte=scene.now, ends_at__gt=scene.now))
+
+
+def _close(alert: Alert, *, reason: str = "it is over", actor: User | None = None) -> Alert:
+    move(alert, to="closed", reason=reason, actor=actor)
     alert.closed_at = timezone.now()
     alert.save(update_fields=["closed_at"])
     return alert
 
 
+def _heard_again(scene: Scene, standing: Mapping[int, _Standing]) -> list[Alert]:
+    """Alerts that outlive what kept them quiet; they are told now, if nobody was told of them before."""
+    quiet = [
+        alert
+        for one in standing.values()
+        for alert in one.living.values()
+        if alert.silenced and alert.state != "closed"
+    ]
+    if not quiet:
+        return []
+    silences = _silences(scene)
+    awake = [alert for alert in quiet if not any(silence.covers(alert) for silence in silences)]
+    for alert in awake:
+        alert.silenced = False
+        alert.save(update_fields=["silenced"])
+    told = _told(awake)
+    return [alert for alert in awake if alert.state == "open" and alert.pk not in told]
+
+
+def _told(alerts: Iterable[Alert]) -> set[int]:
+    """Those that somebody was told of."""
+    return set(Delivery.objects.filter(alerts__in=list(alerts)).values_list("alerts", flat=True))
+
+
+def _missed_by_somebody(closed: Sequence[Alert]) -> list[Alert]:
+    """Of what is over, that of which somebody waits to hear: silence or not, whoever was told of it once."""
+    told = _told(alert for alert in closed if alert.silenced)
+    return [alert for alert in closed if not alert.silenced or alert.pk in told]
+
+
+def close_all(rule: Rule, *, reason: str, actor: User) -> None:
+    """End what a rule has raised and what is pending, since it is watched no more."""
+    living = list(rule.alerts.exclude(state="closed").select_related("rule"))
+    closed = [_close(alert, reason=reason, actor=actor) for alert in living]
+    rule.breaches.all().delete()
+    announce(rule.team_id, _missed_by_somebody(closed), "closed")
+    for alert in closed:
+        live.changed("alert", alert.pk)
+
+
 def _escalate(scene: Scene, rules: Sequence[Rule], standing: Mapping[int, _Standing]) -> list[Alert]:
-    """Alerts that nobody has acknowledged in time."""
+    """Alerts that nobody has acknowledged in time; the time in which a silence kept one quiet doesn't count."""
     found = []
     for rule in rules:
         if not rule.escalate_seconds:
             continue
         limit = scene.now - timedelta(seconds=rule.escalate_seconds)
         for alert in standing[rule.pk].living.values():
-            if alert.state == "open" and alert.opened_at <= limit and not alert.escalated and not alert.silenced:
+            is_due = alert.state == "open" and alert.opened_at <= limit and not alert.escalated and not alert.silenced
+            if is_due and not _was_quiet(alert, limit, scene.now):
                 alert.escalated = True
                 alert.save(update_fields=["escalated"])
                 found.append(alert)
     return found
 
 
-def _announce(scene: Scene, alerts: Iterable[Alert], event: str) -> None:
+def _was_quiet(alert: Alert, since: datetime, until: datetime) -> bool:
+    silences = Silence.objects.filter(team=alert.team, begins_at__lte=until, ends_at__gt=since)
+    return any(silence.covers(alert) for silence in silences)
+
+
+def announce(team: int | None, alerts: Iterable[Alert], event: str) -> None:
     """One message for each channel and group: alerts of one rule about one deployment or host belong together."""
     groups: Mapping[tuple[int, int | None, int | None], list[Alert]] = defaultdict(list)
     for alert in alerts:
-        if not alert.silenced:
-            groups[alert.rule_id, alert.deployment_id, None if alert.deployment_id else alert.host_id].append(alert)
+        groups[alert.rule_id, alert.deployment_id, None if alert.deployment_id else alert.host_id].append(alert)
     if not groups:
         return
-    channels = Channel.objects.filter(team_id=scene.team, enabled=True)
+    channels = Channel.objects.filter(team=team, enabled=True)
     for group in groups.values():
         for channel in channels:
-            if _wants(channel, group[0], event):
-                delivery = Delivery.objects.create(channel=channel, event=event)
-                delivery.alerts.set(group)
+            if not _wants(channel, group[0], event):
+                continue
+            # An incident there is one alert: it can be over while others of its group go on.
+            parts = [[alert] for alert in group] if channel.kind == "pagerduty" else [group]
+            for part in parts:
+                Delivery.objects.create(channel=channel, event=event).alerts.set(part)
 
 
 def _wants(channel: Channel, alert: Alert, event: str) -> bool:

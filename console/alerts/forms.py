@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from console.access import policies
 from console.alerts.conditions import CONDITIONS
-from console.alerts.models import CHANNEL_KINDS, SEVERITIES, Channel, Rule
+from console.alerts.models import CHANNEL_KINDS, SEVERITIES, Alert, Channel, Rule
 from console.deployments.models import Deployment
 
 SECRET_IS_ADDRESS = ("slack", "wecom")
@@ -201,6 +201,11 @@ class SilenceForm(forms.Form):
         help_text=_("Maintenance: all rules are quiet about this deployment or host, not only this one."),
     )  # fmt: skip
     reason = forms.CharField(label=_("Reason"), max_length=300)
+
+    def __init__(self, *arguments: Any, alert: Alert, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        if not alert.is_about_something:
+            del self.fields["whole"]
 
 
 def _is_address(text: str) -> bool:

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote_plus
 
@@ -18,6 +18,8 @@ from django.utils.translation import ngettext
 from console.common.errors import Refused
 
 JSON = {"Content-Type": "application/json"}
+_OPEN_DAYS = 30
+"""Alertmanager holds what nobody ends for so long."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ def _markdown(message: Message) -> str:
 
 
 def _pagerduty(settings: Mapping[str, Any], secret: str, message: Message) -> Request:
-    """One event of the Events API v2. A group is one incident, under the first alert's fingerprint."""
+    """One event of the Events API v2. Each alert is an incident, under its own fingerprint: `evaluation.announce`."""
     first = message.alerts[0]
     body = {
         "routing_key": secret,
@@ -234,17 +236,17 @@ def _pagerduty(settings: Mapping[str, Any], secret: str, message: Message) -> Re
 
 
 def _alertmanager(settings: Mapping[str, Any], secret: str, message: Message) -> Request:
-    """The body of `POST /api/v2/alerts`."""
+    """The body of `POST /api/v2/alerts`. Without an end it would be over for Alertmanager after its `resolve_timeout`."""
     body = []
+    far = timezone.now() + timedelta(days=_OPEN_DAYS)
     for alert in message.alerts:
-        one: dict[str, Any] = {
+        one = {
             "labels": {"alertname": alert.rule, "subject": alert.name, "severity": alert.severity, **alert.labels},
             "annotations": {"summary": alert.summary, "cause": alert.cause},
             "generatorURL": alert.url,
             "startsAt": alert.opened_at.isoformat(),
+            "endsAt": (alert.closed_at or far).isoformat(),
         }
-        if alert.closed_at:
-            one["endsAt"] = alert.closed_at.isoformat()
         body.append(one)
     headers = {**JSON, "Authorization": f"Bearer {secret}"} if secret else JSON
     return Request(f"{settings['url'].rstrip('/')}/api/v2/alerts", _json(body), headers, _by_status)

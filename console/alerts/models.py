@@ -103,7 +103,7 @@ class Alert(Owned, Stateful):
     acknowledged_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
     escalated = models.BooleanField(default=False)
     silenced = models.BooleanField(default=False)
-    """True if a silence kept it quiet when it opened."""
+    """True while a silence keeps it quiet."""
 
     class Meta:
         ordering = ["-opened_at", "-pk"]
@@ -116,6 +116,11 @@ class Alert(Owned, Stateful):
 
     def __str__(self) -> str:
         return f"{self.rule.name}: {self.name}"
+
+    @property
+    def is_about_something(self) -> bool:
+        """True if it is about a deployment or a host, not about a certificate, a key, a budget or a channel."""
+        return self.deployment_id is not None or self.host_id is not None
 
 
 class Silence(Owned):
@@ -140,8 +145,15 @@ class Silence(Owned):
         return (
             self.rule_id in (None, alert.rule_id)
             and self.deployment_id in (None, alert.deployment_id)
-            and self.host_id in (None, alert.host_id)
+            and (self.host_id in (None, alert.host_id) or self._holds_all_of(alert))
         )
+
+    def _holds_all_of(self, alert: Alert) -> bool:
+        """True if the alert is about a deployment that runs on the silent host alone."""
+        if alert.deployment is None or alert.host_id is not None:
+            return False
+        hosts = set(alert.deployment.instances.filter(ordered=True).values_list("host_id", flat=True))
+        return hosts == {self.host_id}
 
 
 class Channel(Owned):

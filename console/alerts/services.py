@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from console.access import services as access
 from console.access.models import User
-from console.alerts import sending
+from console.alerts import evaluation, sending
 from console.alerts.models import Alert, Channel, Delivery, Rule, Silence
 from console.common import live
 from console.common.errors import Refused
@@ -40,6 +40,9 @@ def silence(alert: Alert, *, hours: float, whole: bool, actor: User, reason: str
     """Keep alerts like this one quiet for some hours: of its rule, or (`whole`) all about its deployment or host."""
     if not 0 < hours <= LONGEST_SILENCE_HOURS:
         raise Refused(_("Choose between a few minutes and thirty days."), field="hours")
+    if whole and not alert.is_about_something:
+        # It would be a silence of everything.
+        raise Refused(_("This alert is about no deployment or host. Silence its rule alone."), field="whole")
     now = timezone.now()
     with transaction.atomic():
         made = Silence.objects.create(
@@ -75,6 +78,8 @@ def change_rule(rule: Rule, *, actor: User) -> Rule:
         rule.save()
         # What was pending was pending under the old rule.
         rule.breaches.exclude(subject__in=rule.alerts.exclude(state="closed").values("subject")).delete()
+        if not rule.enabled:
+            evaluation.close_all(rule, reason=_("its rule was switched off"), actor=actor)
         access.record(actor=actor, action="alert.change_rule", target=rule.name, target_url=f"/alerts/rules/{rule.pk}/")
         live.changed("alert")
     return rule

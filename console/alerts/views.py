@@ -114,11 +114,11 @@ def alert_silence(request: HttpRequest, pk: int) -> HttpResponse:
     alert = policies.get(
         request.user, Alert.objects.select_related("rule", "deployment", "host"), Action.OPERATE, pk=pk
     )
-    form = SilenceForm(request.POST or None)
+    form = SilenceForm(request.POST or None, alert=alert)
     if request.method == "POST" and form.is_valid():
         data = form.cleaned_data
-        actor = policies.require(request.user, Action.OPERATE)
-        services.silence(alert, hours=float(data["hours"]), whole=data["whole"], actor=actor, reason=data["reason"])
+        actor, whole = policies.require(request.user, Action.OPERATE), data.get("whole", False)
+        services.silence(alert, hours=float(data["hours"]), whole=whole, actor=actor, reason=data["reason"])
         return redirect("alert_detail", pk=pk)
     return render(request, "alerts/silence.html", {"alert": alert, "form": form}, status=400 if form.errors else 200)
 

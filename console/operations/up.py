@@ -23,6 +23,7 @@ from django.db.migrations.executor import MigrationExecutor
 from console import env
 from console.gateway import plan
 from console.operations import embedded_broker, engines, local_host, ports, tls_front
+from console.operations.health import EVERY_SECONDS, Watched, reports_are_read
 from console.operations.supervisor import Program, StartFailed, Supervisor
 from workers.gateway.runtime_api import Away, RuntimeApi
 
@@ -31,9 +32,6 @@ MARK = "SLIPWAY_CONSOLE_PROCESS"
 """Set, to SLIPWAY_HOME, in the environment of every process that `up` starts: they can be found again by it."""
 _HOSTS_KEYS = ("hosts_url", "hosts_web_port", "hosts_redis_url", "hosts_broker_port")
 """What `runtime.json` says while other machines can reach this console, and must not say otherwise."""
-_UNHEALTHY_AFTER = 6
-_NEVER_STARTED_AFTER = 36
-_HEALTH_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ class Console:
         if not self.supervisor.stopping:
             self._start_the_rest(environment)
         if not self.supervisor.stopping:
-            threading.Thread(target=self._watch_web, name="web health", daemon=True).start()
+            threading.Thread(target=self._watch, name="health", daemon=True).start()
             self.supervisor.say(f"models answer at {env.gateway_url()}/v1")
             self.supervisor.say(f"the console is up: {env.public_url()}")
 
@@ -252,27 +250,16 @@ class Console:
         argv = [sys.executable, "-m", "workers.cli", "host", "run", "--config", str(config)]
         return Program("host", argv, environment)
 
-    def _watch_web(self) -> None:
-        """Have the web process killed, and so started again, when it has not answered for half a minute.
-
-        One that has not answered yet may still be starting, on a busy machine for long: it gets three minutes, or it would be
-        killed again and again before it can answer.
-        """
-        silent, answered = 0, False
-        watched: int | None = None
+    def _watch(self) -> None:
+        """Have processes that run but do nothing killed, and so started again."""
+        watched = [Watched("web", lambda: answers(local_url())), Watched("ingest", reports_are_read)]
         while not self.supervisor.stopping:
-            time.sleep(_HEALTH_SECONDS)
-            pid = self.supervisor.pids().get("web")
-            if pid != watched:
-                silent, watched, answered = 0, pid, False
-            if answers(local_url()):
-                silent, answered = 0, True
-                continue
-            silent += 1
-            if silent >= (_UNHEALTHY_AFTER if answered else _NEVER_STARTED_AFTER) and not self.supervisor.stopping:
-                self.supervisor.say(f"web has not answered for {silent * _HEALTH_SECONDS:.0f} s and is started again")
-                self.supervisor.restart("web")
-                silent = 0
+            time.sleep(EVERY_SECONDS)
+            for one in watched:
+                idle = one.look(self.supervisor.pids().get(one.name))
+                if idle and not self.supervisor.stopping:
+                    self.supervisor.say(f"{one.name} has done nothing for {idle:.0f} s and is started again")
+                    self.supervisor.restart(one.name)
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 
@@ -325,7 +312,7 @@ def local_url() -> str:
 def answers(url: str) -> bool:
     """True if a web server answers there without a server error; redirects and refusals are answers."""
     try:
-        with urllib.request.urlopen(url + "/account/login/", timeout=_HEALTH_SECONDS):  # noqa: S310 - our own http URL
+        with urllib.request.urlopen(url + "/account/login/", timeout=EVERY_SECONDS):  # noqa: S310 - our own http URL
             return True
     except urllib.error.HTTPError as error:
         return error.code < 500

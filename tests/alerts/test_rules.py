@@ -17,7 +17,7 @@ from console.alerts.models import Alert, Channel, Rule
 from console.common import authority
 from console.common.models import StateChange
 from console.common.states import move
-from console.deployments.models import Attempt, Deployment, Instance, Launch
+from console.deployments.models import Attempt, Brake, Deployment, Instance, Launch
 from console.fleet.models import Host
 from console.gateway import controller
 from console.gateway.models import GatewayMachine, Key, Route, UsageDay
@@ -187,6 +187,15 @@ def gateway_says(**told: Any) -> Act:
     return act
 
 
+def brake_is(*, engaged: bool) -> Act:
+    def act(_stage: Stage) -> None:
+        Brake.objects.all().delete()
+        if engaged:
+            Brake.objects.create(reason="5 of 6 instances turned bad within two minutes", bad=5, total=6)
+
+    return act
+
+
 TROUBLES: dict[str, tuple[Act, Act]] = {
     "kv-high": (tell(kv_usage=0.93), tell(kv_usage=0.5)),
     "kv-full": (tell(kv_usage=0.99), tell(kv_usage=0.5)),
@@ -217,6 +226,7 @@ TROUBLES: dict[str, tuple[Act, Act]] = {
     "rolled-back": (rolled_out("rolled_back"), rolled_out("succeeded")),
     "rollout-held": (rolled_out("held"), rolled_out("shifting")),
     "gateway": (gateway_says(up=False), gateway_says(up=True)),
+    "brake": (brake_is(engaged=True), brake_is(engaged=False)),
     "channel": (channel_fails(30), channel_fails(None)),
 }
 
