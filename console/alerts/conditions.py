@@ -18,7 +18,7 @@ from console.alerts.readings import Condition, Reading, Scene, about_deployment,
 from console.common.models import StateChange
 from console.common.spans import readable_bytes, readable_duration
 from console.deployments import brake, current
-from console.deployments.models import Deployment
+from console.deployments.models import Deployment, Instance
 from console.fleet.models import Host
 from console.jobs.models import Step
 from workers.host_facts import Gpu, facts_of, live_of
@@ -248,9 +248,19 @@ CONDITIONS: Mapping[str, Condition] = {
         Condition(
             "error_share", gettext_lazy("Failed requests"), gettext_lazy("share"), _errors, measure="error_share"
         ),
-        Condition("hung", gettext_lazy("Instance unhealthy or hung"), "state", _in_state("unhealthy")),
-        Condition("crashed", gettext_lazy("Instance crashed"), "state", _in_state("crashed")),
-        Condition("down", gettext_lazy("Deployment failed"), "state", _deployment_down),
+        Condition(
+            "hung",
+            gettext_lazy("Instance unhealthy or hung"),
+            "state",
+            _in_state("unhealthy"),
+            state_of=(Instance, "unhealthy"),
+        ),
+        Condition(
+            "crashed", gettext_lazy("Instance crashed"), "state", _in_state("crashed"), state_of=(Instance, "crashed")
+        ),
+        Condition(
+            "down", gettext_lazy("Deployment failed"), "state", _deployment_down, state_of=(Deployment, "failed")
+        ),
         Condition("restarts", gettext_lazy("Restarts within an hour"), gettext_lazy("restarts"), _restarts),
         Condition("offline", gettext_lazy("Host silent"), gettext_lazy("seconds"), _offline),
         Condition("disk_free", gettext_lazy("Disk free"), gettext_lazy("share"), _disk, below=True),

@@ -3,11 +3,14 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+
+from django.utils import timezone
 
 from console.alerts.conditions import CONDITIONS
 from console.alerts.evaluation import BACK_SHARE
 from console.alerts.readings import Condition
+from console.common.models import StateChange
 from console.deployments.models import Deployment, Instance
 from console.telemetry import history
 from console.telemetry.history import Span
@@ -33,6 +36,8 @@ class Preview:
     """All of them, the newest first. None for `firings`: this condition has no history."""
 
     firings: list[Firing] | None
+    of_state: bool = False
+    """True where each was in a state or not: there is no worst value then."""
     days: int = DAYS
 
     @property
@@ -46,6 +51,8 @@ def preview(
 ) -> Preview:
     """Play a rule over the last week."""
     about = CONDITIONS[condition]
+    if about.state_of:
+        return Preview(_in_state(team, *about.state_of, deployment, for_seconds), of_state=True)
     if not about.measure:
         return Preview(None)
     rows = Instance.objects.filter(deployment__team_id=team, deployment__for_study=False).select_related("deployment")
@@ -63,6 +70,37 @@ def preview(
             values = lines_of([part], part.starts, STEP_SECONDS)[about.measure]
             found += firings(str(instance), about, part.starts, values, (threshold, back, for_seconds))
     return Preview(sorted(found, key=lambda firing: firing.began, reverse=True))
+
+
+def _in_state(
+    team: int, model: type[Instance | Deployment], state: str, deployment: Deployment | None, for_seconds: int
+) -> list[Firing]:
+    """Each time that something was in a state for long enough, read off its moves."""
+    owner, own = ("deployment__", "deployment") if model is Instance else ("", "pk")
+    rows = model._default_manager.filter(**{f"{owner}team_id": team, f"{owner}for_study": False})
+    if deployment is not None:
+        rows = rows.filter(**{own: deployment.pk})
+    objects = {row.pk: row for row in rows}
+    now = timezone.now()
+    begin = now - timedelta(days=DAYS)
+    moves = StateChange.objects.filter(kind=model._meta.label_lower, object_id__in=objects, at__gte=begin).order_by(
+        "at"
+    )
+    since: dict[int, datetime] = {}
+    spans: list[tuple[int, datetime, datetime]] = []
+    moved = set()
+    for move in moves:
+        key = move.object_id
+        if move.before == state and (key in since or key not in moved):
+            spans.append((key, since.pop(key, begin), move.at))
+        if move.after == state:
+            since.setdefault(key, move.at)
+        moved.add(key)
+    still = {key: begin for key, row in objects.items() if key not in moved and row.state == state}
+    spans += [(key, at, now) for key, at in (since | still).items()]
+    found = [Firing(str(objects[key]), at, int((end - at).total_seconds()), 1.0) for key, at, end in spans]
+    lasting = [one for one in found if one.seconds >= for_seconds]
+    return sorted(lasting, key=lambda firing: firing.began, reverse=True)
 
 
 def firings(

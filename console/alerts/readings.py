@@ -84,6 +84,8 @@ class Condition:
     """True where less is worse."""
     measure: str = ""
     """The line of `console.telemetry.measures` that has its history, for the preview; empty: it has none."""
+    state_of: tuple[type[Instance | Deployment], str] | None = None
+    """Whose being in which state it is, where it is that: moves between states are the history then."""
 
     def is_over(self, value: float, threshold: float) -> bool:
         """True if the value is on the wrong side of the threshold."""

@@ -1,15 +1,18 @@
 """Pages of alerts: who may see and do what, the editor's preview, and forms that say what is wrong."""
 
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from console.access.models import AuditEntry, User
 from console.alerts.models import Alert, Channel, Rule, Silence
+from console.common.models import StateChange
 from console.common.secrets import decrypt
 from console.deployments.models import Instance
 from console.telemetry.models import HOUR, MetricsHour
@@ -143,8 +146,35 @@ def test_the_preview_plays_the_rule_over_the_stored_minutes(stage: Stage, broker
     assert "It would have fired 2 times." in page
     page = client.post(reverse("rule_preview"), rule_data(threshold="0.99")).content.decode()
     assert "It would not have fired." in page
-    page = client.post(reverse("rule_preview"), rule_data(condition="crashed")).content.decode()
+    page = client.post(reverse("rule_preview"), rule_data(condition="hot")).content.decode()
     assert "no history" in page
+
+
+def test_the_preview_of_a_state_reads_the_moves_of_the_last_week(stage: Stage, admin: User) -> None:
+    def moved(days: float, before: str, after: str, kind: str = "deployments.instance") -> None:
+        number = stage.instance.pk if kind.endswith("instance") else stage.instance.deployment_id
+        at = timezone.now() - timedelta(days=days)
+        StateChange.objects.create(kind=kind, object_id=number, before=before, after=after, at=at)
+
+    client = signed_in(admin)
+
+    def shown(**data: str) -> str:
+        return " ".join(client.post(reverse("rule_preview"), rule_data(**data)).content.decode().split())
+
+    StateChange.objects.all().delete()
+    assert "It would not have fired." in shown(condition="crashed", for_seconds="0")
+    moved(9, "ready", "crashed")
+    moved(6, "crashed", "starting")  # it was crashed when the week began
+    moved(5, "ready", "crashed")
+    moved(4.999, "crashed", "starting")
+    moved(2, "ready", "crashed")
+    assert "It would have fired 3 times." in shown(condition="crashed", for_seconds="0")
+    assert "It would have fired 2 times." in shown(condition="crashed", for_seconds="3600")
+    moved(3, "serving", "failed", "deployments.deployment")
+    moved(2, "failed", "serving", "deployments.deployment")
+    page = shown(condition="down", for_seconds="0")
+    assert "It would have fired once." in page
+    assert "for 24 h" in page or "for 1 d" in page, page
 
 
 def test_a_channels_secret_is_stored_encrypted_and_never_shown(admin: User) -> None:
