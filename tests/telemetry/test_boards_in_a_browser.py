@@ -1,82 +1,29 @@
 """The boards in a real Chromium: both widths, both themes, what they save, and what a working day does to the browser."""
 
 import re
-import threading
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-import uvicorn
-from django.conf import settings
-from django.test import Client
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from console.access.models import User
-from console.asgi import application
 from console.deployments.models import Deployment
+from tests.browsing import chromium, opened, site
 from tests.factories import Fleet
 from tests.live.harness import wait_for
-from tests.live.test_browser_walk import ARGUMENTS, CHROMIUM
-from tests.ports import free_port
 from tests.telemetry.scene import Scene
 
+__all__ = ["chromium", "site"]
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.django_db(transaction=True), pytest.mark.timeout(1200)]
 
 CHARTS, UPDATES, AT_ONCE = 24, 28_800, 40
 TALL = {360: 5200, 1440: 2700}
 """So high a window draws all charts of a board: those out of sight wait until somebody scrolls to them."""
 REPLAY = Path(__file__).with_name("replay.js").read_text()
-
-
-@pytest.fixture
-def site(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The console's own application on a port of its own, sockets included; its address."""
-    monkeypatch.setattr(settings, "ALLOWED_HOSTS", ["127.0.0.1"])
-    port = free_port()
-    config = uvicorn.Config(
-        application, host="127.0.0.1", port=port, ws="websockets-sansio", lifespan="off", log_level="error"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.05)
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = server.force_exit = True
-    thread.join(20)
-
-
-@pytest.fixture
-def chromium(monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
-    # Playwright keeps an event loop in this thread, on which Django refuses to ask; nothing of ours runs in it.
-    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-    assert CHROMIUM, "Chromium is missing: apt-get install --no-install-recommends chromium"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-def opened(
-    browser: Browser, site: str, person: User, *, width: int = 1440, theme: str = "light"
-) -> tuple[Page, list[str]]:
-    """A page of a person who is signed in, and what its console complains about."""
-    client = Client()
-    client.force_login(person)
-    context = browser.new_context(base_url=site, viewport={"width": width, "height": 900}, timezone_id="Europe/Berlin")
-    session = client.cookies[settings.SESSION_COOKIE_NAME].value
-    cookies = {settings.SESSION_COOKIE_NAME: session, "theme": theme}
-    context.add_cookies([{"name": name, "value": value, "url": site} for name, value in cookies.items()])
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    problems: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
-    return page, problems
 
 
 def drawn(page: Page) -> None:
