@@ -118,10 +118,15 @@ def _compared(asked: Board) -> dict[str, Any] | None:
     moments = history.moments(parts, span)
     values = _values(parts, moments, span)
     mains = {chart.main for chart in CHARTS}
+    lines = {key: line for key, line in values.items() if key in mains}
+    name = _("a week earlier") if earlier else asked.compared.name
+    nothing = _("Nothing is stored of a week earlier.") if earlier else _("%(name)s told nothing in this range.")
+    is_empty = all(value is None for line in lines.values() for value in line)
     return {
-        "name": _("a week earlier") if earlier else asked.compared.name,
+        "name": name,
         "t": [(moment + shift) * 1000 for moment in moments],
-        "values": {key: line for key, line in values.items() if key in mains},
+        "values": lines,
+        "empty": nothing % {"name": name} if is_empty else "",
     }
 
 

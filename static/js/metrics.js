@@ -206,6 +206,11 @@ class MetricBoard extends HTMLElement {
       }
       return box;
     }));
+    const nothing = this.querySelector("[data-nothing-compared]");
+    if (nothing) {
+      nothing.textContent = data.compared?.empty ?? "";
+      nothing.hidden = !nothing.textContent;
+    }
     this.listMarks();
     this.drawSoon();
   }

@@ -302,6 +302,7 @@ def test_a_comparison_is_moved_onto_the_range(intake: Intake, instance: Instance
     client = signed_in(viewer)
     board = series(client, instance, compare="week")
     assert board["compared"]["name"] == "a week earlier"
+    assert board["compared"]["empty"] == "Nothing is stored of a week earlier."
     other = Fleet.make()
     other.deploy()
     second = Instance.objects.get(host=other.host)
@@ -309,6 +310,7 @@ def test_a_comparison_is_moved_onto_the_range(intake: Intake, instance: Instance
     board = series(client, instance, compare=str(second.deployment_id))
     assert board["compared"]["name"] == second.deployment.name
     assert len(board["compared"]["t"]) == 59
+    assert board["compared"]["empty"] == ""
 
 
 # -- shared ------------------------------------------------------------------------------------------------------------
