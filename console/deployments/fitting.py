@@ -132,7 +132,7 @@ def fit(
         shape = shape_with(copy.revision.shape, values)
         used = choose(engine.host, engine, values, placed or devices, given_back=_own_bytes(changing, engine.host))
         request = request_for(engine, used, values, environment)
-        request = _with_learned(shape, request, copy, engine, used)
+        request = _with_learned(request, copy, engine, used)
         found = plan(shape, _with_seen(request, copy, used, replicas=replicas), catalogue())
     except ValueError as error:
         return _none(str(error))
@@ -175,7 +175,7 @@ def sum_of(
         request = request_for(engine, used, values, environment)
         if started:
             request = replace(request, free_bytes=None)
-        return compute_plan(shape, _with_learned(shape, request, copy, engine, used))
+        return compute_plan(shape, _with_learned(request, copy, engine, used))
     except ValueError:
         return None
 
@@ -341,13 +341,8 @@ def _kv_bytes(value: Value) -> int | None:
     return value if isinstance(value, int) else parse_bytes(str(value))
 
 
-def _with_learned(
-    shape: ModelShape, request: PlanRequest, copy: Copy, engine: Engine, used: Sequence[Used]
-) -> PlanRequest:
-    batched = compute_plan(shape, request).max_num_batched_tokens
-    learned = launches.learned(
-        revision=copy.revision_id, device=used[0].row.name, batched_tokens=batched, engine_version=engine.version
-    )
+def _with_learned(request: PlanRequest, copy: Copy, engine: Engine, used: Sequence[Used]) -> PlanRequest:
+    learned = launches.learned(revision=copy.revision_id, device=used[0].row.name, engine_version=engine.version)
     return replace(request, learned=learned)
 
 
@@ -423,7 +418,7 @@ def _as_host_has(
         return offer
     other = {**values, "tensor_parallel_size": int(size)}
     used = choose(engine.host, engine, other, devices, given_back=_own_bytes(changing, engine.host))
-    request = _with_learned(shape, request_for(engine, used, other, environment), copy, engine, used)
+    request = _with_learned(request_for(engine, used, other, environment), copy, engine, used)
     if len(used) >= world(other) and compute_plan(shape, request).fits:
         return offer
     text = _("%(offer)s. Fewer are chosen, or free now, on %(host)s.") % {"offer": offer.text, "host": engine.host}

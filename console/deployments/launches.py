@@ -1,22 +1,31 @@
 """What was predicted for a launch, what the engine then said, and what the next plan learns from it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from console.deployments.models import Deployment, Launch
-from workers.vllm.memory import LearnedResidual, learn
+from workers.vllm.memory import Conditions, LearnedResidual, learn
 
 MOST_LEARNED_FROM = 20
-"""Launches further back say little about today's drivers."""
+"""Launches further back, of those under the same conditions, say little about today's drivers."""
+MOST_READ = 400
+"""Launches of all conditions that are looked at."""
 
 
-def learned(*, revision: int, device: str, batched_tokens: int, engine_version: str) -> LearnedResidual | None:
-    """The overhead that launches of this model on this device, with these batched tokens and engine, showed."""
-    found = Launch.objects.filter(
-        revision_id=revision, device=device, batched_tokens=batched_tokens, engine_version=engine_version
-    ).exclude(residual_bytes=None)
-    residuals = list(found.order_by("-pk").values_list("residual_bytes", flat=True)[:MOST_LEARNED_FROM])
-    return learn([value for value in residuals if value is not None]) if residuals else None
+def learned(*, revision: int, device: str, engine_version: str) -> tuple[LearnedResidual, ...]:
+    """The overheads that launches of this model on this device with this engine showed, one for each conditions."""
+    found = Launch.objects.filter(revision_id=revision, device=device, engine_version=engine_version)
+    return _by_conditions(found.exclude(residual_bytes=None).order_by("-pk")[:MOST_READ])
+
+
+def _by_conditions(newest_first: Iterable[Launch]) -> tuple[LearnedResidual, ...]:
+    groups: dict[Conditions, list[int]] = {}
+    for row in newest_first:
+        under = Conditions(row.batched_tokens, row.tensor_parallel, row.pipeline_parallel, row.eager)
+        residuals = groups.setdefault(under, [])
+        if row.residual_bytes is not None and len(residuals) < MOST_LEARNED_FROM:
+            residuals.append(row.residual_bytes)
+    return tuple(learn(residuals, under) for under, residuals in groups.items())
 
 
 def latest(deployment: Deployment) -> Launch | None:

@@ -360,6 +360,10 @@ class Launch(models.Model):
     platform = models.CharField(max_length=20)
     engine_version = models.CharField(max_length=40)
     batched_tokens = models.PositiveIntegerField()
+    tensor_parallel = models.PositiveIntegerField(default=1)
+    pipeline_parallel = models.PositiveIntegerField(default=1)
+    eager = models.BooleanField(default=False)
+    """True without CUDA graphs."""
     prediction: Any = models.JSONField(default=dict)
     """`Plan.as_json` of the moment of the launch; empty where nothing could be planned."""
     truth: Any = models.JSONField(default=dict)

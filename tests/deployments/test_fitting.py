@@ -231,8 +231,7 @@ def test_a_launch_outlives_its_deployment(gpus: Fleet, admin: User) -> None:
     launch.refresh_from_db()
     assert launch.attempt is None
     assert launches.learned(
-        revision=launch.revision_id, device=launch.device, batched_tokens=launch.batched_tokens,
-        engine_version=launch.engine_version,
+        revision=launch.revision_id, device=launch.device, engine_version=launch.engine_version
     )  # fmt: skip
 
 

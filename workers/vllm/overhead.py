@@ -2,7 +2,7 @@
 
 It can't be computed from a configuration: it depends on kernels, drivers and what the profiling run happens to allocate.
 So the plan starts with a guess, made of parts that can be named, and the truth of every launch replaces it: the residual
-(utilisation x total - weights - logged KV cache) per model, device, batched tokens and engine version.
+(utilisation x total - weights - logged KV cache) per model, device, engine version and the conditions it was seen under.
 """
 
 from collections.abc import Sequence
@@ -33,18 +33,36 @@ class OverheadPart:
 
 
 @dataclass(frozen=True)
+class Conditions:
+    """What the overhead of one model on one device with one engine version depends on.
+
+    Attributes:
+        batched_tokens: they decide how large activations become.
+        tensor_parallel, pipeline_parallel: ranks that communicate, and how the layers are divided.
+        eager: whether CUDA graphs are off.
+    """
+
+    batched_tokens: int
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    eager: bool = False
+
+
+@dataclass(frozen=True)
 class LearnedResidual:
-    """What launches of this model on this device, with these batched tokens and this engine, really used.
+    """What launches of this model on this device, with this engine and under these conditions, really used.
 
     Attributes:
         nbytes: the median over those launches, per device.
         spread_bytes: half the distance between the smallest and the largest.
         launches: how many there were.
+        under: the conditions they ran under; None where it holds for all.
     """
 
     nbytes: int
     spread_bytes: int
     launches: int
+    under: Conditions | None = None
 
 
 @dataclass(frozen=True)
@@ -56,22 +74,24 @@ class Overhead:
         spread_bytes: how far off it may be.
         source: "first guess" or "learned".
         parts: what a guess is made of; empty for a learned one.
+        launches: how many a learned one is from.
     """
 
     nbytes: int
     spread_bytes: int
     source: str
     parts: tuple[OverheadPart, ...] = ()
+    launches: int = 0
 
 
-def learn(residuals: Sequence[int]) -> LearnedResidual:
-    """What the residuals of past launches amount to. ValueError for none."""
+def learn(residuals: Sequence[int], under: Conditions | None = None) -> LearnedResidual:
+    """What the residuals of past launches, all under the same conditions, amount to. ValueError for none."""
     if not residuals:
         message = "nothing was launched yet, so there is nothing to learn from"
         raise ValueError(message)
     ordered = sorted(residuals)
     # The upper of the two middle ones: it is better to plan with a little too much overhead.
-    return LearnedResidual(ordered[len(ordered) // 2], (ordered[-1] - ordered[0]) // 2, len(ordered))
+    return LearnedResidual(ordered[len(ordered) // 2], (ordered[-1] - ordered[0]) // 2, len(ordered), under)
 
 
 def residual(*, budget_bytes: int, weights_bytes: int, kv_bytes: int) -> int:
@@ -90,11 +110,13 @@ def estimate_overhead(
     pipeline_parallel: int,
     eager: bool,
     adapter_slots: int,
-    learned: LearnedResidual | None,
+    learned: Sequence[LearnedResidual],
 ) -> Overhead:
-    """The overhead on one device: the learned one if there is one, else the first guess of its class."""
-    if learned is not None:
-        return Overhead(learned.nbytes, learned.spread_bytes, "learned")
+    """The overhead on one device: the one learned under these conditions if there is one, else the guess of its class."""
+    conditions = Conditions(batched_tokens, tensor_parallel, pipeline_parallel, eager)
+    seen = next((one for one in learned if one.under in (None, conditions)), None)
+    if seen is not None:
+        return Overhead(seen.nbytes, seen.spread_bytes, "learned", launches=seen.launches)
     context, link, graphs = _GUESS_GIB[overhead_class]
     parts = [OverheadPart("context and kernels", round(context * GIB))]
     if tensor_parallel * pipeline_parallel > 1:

@@ -74,7 +74,8 @@ class PlanRequest:
         p95_tokens: what 95 % of the requests here stayed under; None when nothing was measured.
         replicas: engines that there are to be; what a suggestion doubles.
         measured: what benchmarks say of one engine on these devices against two on half of them each.
-        learned: the overhead that past launches showed; None for the first guess.
+        learned: the overheads that past launches showed, each under its own conditions; where none is under those of
+            the plan, it is the first guess.
     """
 
     device: Device | None = None
@@ -104,7 +105,7 @@ class PlanRequest:
     p95_tokens: int | None = None
     replicas: int = 1
     measured: MeasuredLayouts | None = None
-    learned: LearnedResidual | None = None
+    learned: tuple[LearnedResidual, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class Plan:
         fits: whether the engine would start; None when that can't be said.
         groups: the layer groups of the KV cache.
         tensor_parallel, pipeline_parallel, max_model_len, max_num_seqs, max_num_batched_tokens, kv_cache_dtype,
-            gpu_memory_utilization, engine_version, platform: what was planned with, defaults filled in.
+            gpu_memory_utilization, engine_version, platform, enforce_eager: what was planned with, defaults filled in.
         reasons: why, and what the numbers rest on.
         suggestions: changes that were planned too.
     """
@@ -183,6 +184,7 @@ class Plan:
     platform: Platform
     reasons: tuple[Reason, ...]
     suggestions: tuple[Suggestion, ...] = ()
+    enforce_eager: bool = False
 
     @property
     def overhead_bytes(self) -> int:
@@ -242,6 +244,7 @@ class Plan:
             "gpu_memory_utilization": self.gpu_memory_utilization,
             "engine_version": self.engine_version,
             "platform": self.platform,
+            "enforce_eager": self.enforce_eager,
         }
 
 

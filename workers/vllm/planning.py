@@ -216,19 +216,23 @@ def _about_sources(setting: Setting, sizes: _Sizes, request: PlanRequest) -> lis
     if setting.rules.newer_than_known:
         text = f"vLLM {request.engine_version} is newer than {NEWEST_KNOWN_VERSION}, whose rules are used"
         reasons.append(Reason("engine.newer_than_known", "warning", text))
-    if sizes.budget is not None or request.learned is not None:
+    if sizes.budget is not None or sizes.overhead.launches:
         reasons.append(_about_overhead(sizes.overhead, request))
     return reasons
 
 
 def _about_overhead(overhead: Overhead, request: PlanRequest) -> Reason:
-    if request.learned is not None:
-        launches = request.learned.launches
+    if launches := overhead.launches:
         times = "one launch" if launches == 1 else f"{launches} launches"
         text = f"overhead {_gib(overhead.nbytes)} as learned from {times} here (± {_gib(overhead.spread_bytes)})"
         return Reason("overhead.learned", "info", text)
     parts = ", ".join(f"{part.name} {_gib(part.nbytes)}" for part in overhead.parts)
-    return Reason("overhead.first_guess", "info", f"overhead is a first guess until the first launch: {parts}")
+    why = (
+        ", since launches here ran with other batched tokens, parallel sizes or graphs"
+        if request.learned
+        else " until the first launch"
+    )
+    return Reason("overhead.first_guess", "info", f"overhead is a first guess{why}: {parts}")
 
 
 def _assemble(
@@ -267,6 +271,7 @@ def _assemble(
         engine_version=request.engine_version,
         platform=setting.platform,
         reasons=reasons,
+        enforce_eager=request.enforce_eager,
     )
 
 

@@ -188,7 +188,8 @@ def _fp8_revision(model: ModelShape, request: PlanRequest) -> Iterator[Suggestio
     if model.quantization is not None or model.dtype_bytes != 2:
         return
     smaller = in_fp8(model)
-    better = _fitting(smaller, request)
+    # What was learned is of these weights: others run other kernels.
+    better = _fitting(smaller, replace(request, learned=()))
     if better is not None:
         text = f"FP8 revision of this model: {_size(smaller.weights.total_bytes)}, fits {_left(better)}"
         yield Suggestion("fp8_revision", text)
@@ -219,7 +220,7 @@ def _other_device(
     same = [request.device] if plan.tensor_parallel * plan.pipeline_parallel > 1 else []
     for device in [*same, *sorted(larger, key=lambda device: device.memory_bytes or 0)]:
         single = replace(request, device=device, count=1, tensor_parallel=1, pipeline_parallel=1, free_bytes=None,
-                         strangers_bytes=0, learned=None)  # fmt: skip
+                         strangers_bytes=0, learned=())  # fmt: skip
         better = _fitting(model, single)
         if better is not None:
             yield Suggestion("other_device", f"1 × {device.title} fits {_left(better)}")

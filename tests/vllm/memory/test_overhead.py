@@ -31,7 +31,7 @@ def test_the_residual_of_a_launch_gives_back_its_kv_cache_exactly() -> None:
     assert first.budget_bytes is not None
     logged_kv = 53_123_456_789
     left = residual(budget_bytes=first.budget_bytes, weights_bytes=first.weights_bytes_per_device, kv_bytes=logged_kv)
-    second = plan(public_shape("llama-3-8b"), PlanRequest(device=find_device("H100"), learned=learn([left])))
+    second = plan(public_shape("llama-3-8b"), PlanRequest(device=find_device("H100"), learned=(learn([left]),)))
     assert second.kv_cache_bytes == logged_kv
     assert second.overhead.source == "learned"
     assert "as learned from one launch here" in " ".join(second.as_json()["reasons"])

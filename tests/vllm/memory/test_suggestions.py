@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.vllm.memory.models import GIB, MIB, config, llama, public_shape, shape
-from workers.vllm.memory import MeasuredLayouts, Plan, PlanRequest, Suggestion, find_device, plan, read_shape
+from workers.vllm.memory import (
+    Conditions,
+    LearnedResidual,
+    MeasuredLayouts,
+    Plan,
+    PlanRequest,
+    Suggestion,
+    find_device,
+    learn,
+    plan,
+    read_shape,
+)
 
 FIELDS = {
     "max-model-len": ("max_model_len", int), "gpu-memory-utilization": ("gpu_memory_utilization", float),
@@ -209,3 +220,51 @@ def test_a_context_beyond_the_model_is_an_error() -> None:
     assert made.fits is False
     assert made.reasons[0].code == "context.exceeds_model"
     assert suggested(made, "context").text.startswith("4,096 context fits")
+
+
+def seen_under(made: Plan, nbytes: int) -> LearnedResidual:
+    """An overhead that was learned under the conditions of this plan."""
+    under = Conditions(made.max_num_batched_tokens, made.tensor_parallel, made.pipeline_parallel, made.enforce_eager)
+    return learn([nbytes], under)
+
+
+def test_smaller_steps_are_not_planned_with_what_was_learned_of_large_ones() -> None:
+    model = read_shape(config("gemma3-swa") | {"max_position_embeddings": 131072})
+    request = PlanRequest(device=find_device("T4"), max_model_len=65536, max_num_batched_tokens=16384)
+    first = plan(model, request)
+    learned = replace(request, learned=(seen_under(first, 13 * GIB),))
+    made = plan(model, learned)
+    assert made.fits is False
+    assert made.overhead.source == "learned"
+    small = suggested(made, "batched_tokens")
+    better = plan(model, taken(learned, small))
+    assert better.fits is True
+    assert better.overhead.source == "first guess"
+    assert "ran with other batched tokens" in " ".join(reason.text for reason in better.reasons)
+
+
+def test_more_devices_are_planned_with_what_was_learned_on_as_many() -> None:
+    model = read_shape(llama(hidden_size=8192, intermediate_size=28672, num_hidden_layers=32, num_attention_heads=64))
+    request = PlanRequest(device=find_device("L40S"))
+    alone, two = plan(model, request), plan(model, replace(request, count=2))
+    large = replace(request, learned=(seen_under(alone, 40 * GIB),))
+    assert suggested(plan(model, large), "more_devices").text.startswith("2 × NVIDIA L40S")
+    both = replace(large, learned=(*large.learned, seen_under(two, 40 * GIB)))
+    assert suggested(plan(model, both), "more_devices").text.startswith("4 × NVIDIA L40S")
+
+
+def test_an_fp8_revision_is_not_planned_with_the_overhead_of_other_weights() -> None:
+    model = read_shape(llama(hidden_size=8192, intermediate_size=28672, num_hidden_layers=32, num_attention_heads=64))
+    request = PlanRequest(device=find_device("L40S"))
+    learned = replace(request, learned=(seen_under(plan(model, request), 40 * GIB),))
+    assert suggested(plan(model, learned), "fp8_revision").text
+
+
+def test_fewer_ranks_or_no_graphs_are_not_planned_with_the_overhead_of_others() -> None:
+    request = PlanRequest(device=find_device("H100"), count=2)
+    model = public_shape("llama-3-8b")
+    learned = replace(request, learned=(seen_under(plan(model, request), GIB // 2),))
+    half = plan(model, replace(learned, count=1))
+    assert half.overhead.source == "first guess"
+    eager = plan(model, replace(learned, enforce_eager=True))
+    assert eager.overhead.source == "first guess"
