@@ -5,7 +5,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from console.deployments.launches import error_of
+from console.deployments.launches import error_of, overhead_of
 from console.deployments.models import Launch
 
 
@@ -37,4 +37,4 @@ def prediction_errors(launches: Sequence[Launch]) -> dict[str, Any] | None:
 
 
 def _overhead_error(launch: Launch) -> float | None:
-    return error_of(launch.prediction, {"overhead_bytes": launch.residual_bytes}, "overhead_bytes")
+    return error_of(launch.prediction, {"overhead_bytes": overhead_of(launch)}, "overhead_bytes")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from console.deployments.models import Deployment, Launch
-from workers.vllm.memory import Conditions, LearnedResidual, learn
+from workers.vllm.memory import ADAPTER_ROOM, Conditions, LearnedResidual, learn
 
 MOST_LEARNED_FROM = 20
 """Launches further back, of those under the same conditions, say little about today's drivers."""
@@ -31,6 +31,16 @@ def _by_conditions(newest_first: Iterable[Launch]) -> tuple[LearnedResidual, ...
 def latest(deployment: Deployment) -> Launch | None:
     """The newest launch of a deployment whose numbers are known."""
     return Launch.objects.filter(attempt__instance__deployment=deployment).order_by("-pk").first()
+
+
+def adapter_room(predicted: Mapping[str, Any]) -> int:
+    """Bytes per device that were planned for adapters: an engine logs them among its weights, no residual holds them."""
+    return int((predicted.get("overhead_parts") or {}).get(ADAPTER_ROOM) or 0)
+
+
+def overhead_of(launch: Launch) -> int | None:
+    """What a launch used besides weights and KV cache, adapters included, to be compared with what was planned."""
+    return None if launch.residual_bytes is None else launch.residual_bytes + adapter_room(launch.prediction)
 
 
 def error_of(predicted: Mapping[str, Any], truth: Mapping[str, Any], name: str) -> float | None:

@@ -88,11 +88,12 @@ def residual_of(spec: Spec, found: Plan | None, truth: LaunchFacts) -> int | Non
     """Memory per device besides weights and KV cache.
 
     On a GPU it is what the budget left: utilisation times total, minus weights, minus KV cache. A CPU engine is given its
-    KV cache beforehand and touches it as it fills, so there it is what its processes hold besides the weights.
+    KV cache beforehand and touches it as it fills, so there it is what its processes hold besides the weights. The room
+    for adapters is among the weights, as engines log it.
     """
     if found is None:
         return None
-    weights = truth.weights_bytes or found.weights_bytes_per_device
+    weights = truth.weights_bytes or found.weights_bytes_per_device + launches.adapter_room(found.as_json())
     if spec.engine.platform == "cpu":
         ranks = found.tensor_parallel * found.pipeline_parallel
         return max(0, truth.resident_bytes // ranks - weights) if truth.resident_bytes else None
@@ -111,18 +112,17 @@ def lines(launch: Launch) -> list[Line]:
         (_("Weights per device"), "weights_bytes_per_device", "weights_bytes", _bytes),
         (_("KV cache per device"), "kv_cache_bytes", "kv_cache_bytes", _bytes),
     ]
+    if truth.get("weights_bytes"):
+        truth = {**truth, "weights_bytes": truth["weights_bytes"] - launches.adapter_room(predicted)}
     found = []
     for label, planned, measured, show in rows:
         before, after = predicted.get(planned), truth.get(measured)
         if before is not None or after is not None:
             found.append(Line(label, show(before), show(after), _error(before, after)))
     expected = predicted.get("overhead_bytes")
-    if launch.residual_bytes is not None:
-        found.append(
-            Line(
-                _("Overhead"), _bytes(expected), _bytes(launch.residual_bytes), _error(expected, launch.residual_bytes)
-            )
-        )
+    used = launches.overhead_of(launch)
+    if used is not None:
+        found.append(Line(_("Overhead"), _bytes(expected), _bytes(used), _error(expected, used)))
     return found
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from django.utils import timezone
 
 from console.access.models import User
+from console.common.spans import readable_bytes
 from console.deployments import fit_presentation, fits_where, fitting, launches, measurements
 from console.deployments.models import Attempt, Instance, Launch
 from console.fleet.models import Device, Engine, Host
@@ -185,9 +187,11 @@ def test_the_whole_card_takes_less_than_100_ms(gpus: Fleet) -> None:
     assert time.process_time() - began < 0.1
 
 
-def measured(fleet: Fleet, admin: User, *, left: int | None = None, **facts: Any) -> Launch:
+def measured(
+    fleet: Fleet, admin: User, *, left: int | None = None, arguments: Sequence[str] = (), **facts: Any
+) -> Launch:
     """A launch with these facts; `left`: bytes that are free on every device once it runs."""
-    fleet.deploy(admin, arguments=["--max-model-len", "4096"])
+    fleet.deploy(admin, arguments=["--max-model-len", "4096", *arguments])
     if left is not None:
         Device.objects.update(memory_free=left)
     instance = Instance.objects.select_related("deployment", "spec__copy__revision", "spec__engine", "spec__host").get()
@@ -215,6 +219,36 @@ def test_a_launch_s_truth_stands_beside_its_prediction_and_the_next_plan_learns_
     other = fit(gpus, values={"max_model_len": 4096, "max_num_batched_tokens": 512}).plan
     assert other
     assert other.overhead.source == "first guess", "another number of batched tokens needs other activations"
+
+
+@pytest.mark.parametrize("logged", [True, False])
+def test_room_for_adapters_is_no_part_of_what_is_learned(gpus: Fleet, admin: User, logged: bool) -> None:
+    values = {"max_model_len": 4096}
+    lora = values | {"enable_lora": True, "max_lora_rank": 64, "max_loras": 4}
+    plain, taking = fit(gpus, values=values).plan, fit(gpus, values=lora).plan
+    assert plain
+    assert taking
+    room = taking.overhead_bytes - plain.overhead_bytes
+    assert room > GIB
+    kv = (plain.budget_bytes or 0) - plain.weights_bytes_per_device - room - 2 * GIB
+    launch = measured(
+        gpus, admin, arguments=["--enable-lora", "--max-lora-rank", "64", "--max-loras", "4"], kv_cache_bytes=kv,
+        weights_bytes=plain.weights_bytes_per_device + room if logged else None,
+    )  # fmt: skip
+    assert launch.residual_bytes == 2 * GIB
+    assert fit(gpus, values=values).plan.overhead_bytes == 2 * GIB  # type: ignore[union-attr]
+    assert fit(gpus, values=lora).plan.overhead_bytes == 2 * GIB + room  # type: ignore[union-attr]
+    rows = {line.label: line for line in measurements.lines(launch)}
+    assert rows["Overhead"].measured == readable_bytes(2 * GIB + room)
+    if logged:
+        assert rows["Weights per device"].percent == "exact"
+
+
+def test_what_was_learned_with_other_graphs_is_not_believed(gpus: Fleet, admin: User) -> None:
+    measured(gpus, admin, arguments=["--enforce-eager"], kv_cache_bytes=20 * GIB)
+    values = {"max_model_len": 4096}
+    assert fit(gpus, values=values).plan.overhead.source == "first guess"  # type: ignore[union-attr]
+    assert fit(gpus, values=values | {"enforce_eager": True}).plan.overhead.source == "learned"  # type: ignore[union-attr]
 
 
 def test_a_launch_is_planned_on_the_device_it_claimed_whatever_is_free_by_now(gpus: Fleet, admin: User) -> None:

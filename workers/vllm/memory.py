@@ -22,13 +22,14 @@ from workers.vllm.devices import Device, builtin_catalogue, device_of_bytes, fin
 from workers.vllm.memory_rules import NEWEST_KNOWN_VERSION
 from workers.vllm.model_directory import read_model
 from workers.vllm.model_shape import ModelShape, read_shape
-from workers.vllm.overhead import Conditions, LearnedResidual, Overhead, learn, residual
+from workers.vllm.overhead import ADAPTER_ROOM, Conditions, LearnedResidual, Overhead, learn, residual
 from workers.vllm.plan_types import MeasuredLayouts, Plan, PlanRequest, Reason, Suggestion
 from workers.vllm.planning import compute_plan
 from workers.vllm.shape_record import record_of, shape_from
 from workers.vllm.suggestions import suggest
 
 __all__ = [
+    "ADAPTER_ROOM",
     "NEWEST_KNOWN_VERSION",
     "Conditions",
     "Device",

@@ -22,6 +22,8 @@ _GUESS_GIB: dict[OverheadClass, tuple[float, float, float]] = {
     "cpu": (2.0, 0.3, 0.0),
 }
 _SAFETY = 1.15
+ADAPTER_ROOM = "room for adapters"
+"""Name of the part that follows from the arguments: no residual holds it, each plan adds its own."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Overhead:
         nbytes: the number to plan with.
         spread_bytes: how far off it may be.
         source: "first guess" or "learned".
-        parts: what a guess is made of; empty for a learned one.
+        parts: what a guess is made of; of a learned one only what was added to it.
         launches: how many a learned one is from.
     """
 
@@ -95,7 +97,10 @@ def learn(residuals: Sequence[int], under: Conditions | None = None) -> LearnedR
 
 
 def residual(*, budget_bytes: int, weights_bytes: int, kv_bytes: int) -> int:
-    """What a launch used besides weights and KV cache: its budget (utilisation x total) minus both, per device."""
+    """What a launch used besides weights and KV cache: its budget (utilisation x total) minus both, per device.
+
+    An engine counts the room for adapters among the weights that it logs, so the residual is without it.
+    """
     return budget_bytes - weights_bytes - kv_bytes
 
 
@@ -115,8 +120,9 @@ def estimate_overhead(
     """The overhead on one device: the one learned under these conditions if there is one, else the guess of its class."""
     conditions = Conditions(batched_tokens, tensor_parallel, pipeline_parallel, eager)
     seen = next((one for one in learned if one.under in (None, conditions)), None)
+    room = (OverheadPart(ADAPTER_ROOM, adapter_slots),) if adapter_slots else ()
     if seen is not None:
-        return Overhead(seen.nbytes, seen.spread_bytes, "learned", launches=seen.launches)
+        return Overhead(seen.nbytes + adapter_slots, seen.spread_bytes, "learned", room, seen.launches)
     context, link, graphs = _GUESS_GIB[overhead_class]
     parts = [OverheadPart("context and kernels", round(context * GIB))]
     if tensor_parallel * pipeline_parallel > 1:
@@ -126,8 +132,7 @@ def estimate_overhead(
         parts.append(OverheadPart("activations", activations))
         if graphs and rules.counts_cuda_graphs and not eager:
             parts.append(OverheadPart("CUDA graphs", round(graphs * GIB)))
-    if adapter_slots:
-        parts.append(OverheadPart("room for adapters", adapter_slots))
+    parts += room
     total = sum(part.nbytes for part in parts)
     return Overhead(total, total // 3, "first guess", tuple(parts))
 

@@ -225,6 +225,7 @@ def _about_overhead(overhead: Overhead, request: PlanRequest) -> Reason:
     if launches := overhead.launches:
         times = "one launch" if launches == 1 else f"{launches} launches"
         text = f"overhead {_gib(overhead.nbytes)} as learned from {times} here (± {_gib(overhead.spread_bytes)})"
+        text += "".join(f", {part.name} {_gib(part.nbytes)} added" for part in overhead.parts)
         return Reason("overhead.learned", "info", text)
     parts = ", ".join(f"{part.name} {_gib(part.nbytes)}" for part in overhead.parts)
     why = (

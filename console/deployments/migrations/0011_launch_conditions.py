@@ -13,7 +13,7 @@ def fill_in(apps: Any, _schema_editor: Any) -> None:
         row.pipeline_parallel = row.prediction.get("pipeline_parallel_size") or 1
         words = {word.replace("_", "-") for word in row.attempt.instance.spec.arguments} if row.attempt else set()
         row.eager = "--enforce-eager" in words
-        if "--enable-lora" in words:
+        if "--enable-lora" in words and not row.truth.get("weights_bytes"):
             row.residual_bytes = None  # the room for adapters is in it, which a plan adds by itself
         row.save(update_fields=["tensor_parallel", "pipeline_parallel", "eager", "residual_bytes"])
 

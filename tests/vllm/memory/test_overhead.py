@@ -1,5 +1,7 @@
 """The engine's own memory: guessed first, learned from launches, and never mixed up."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.vllm.memory.models import GIB, llama, public_shape
@@ -82,3 +84,14 @@ def test_room_for_adapters_comes_out_of_the_kv_cache_where_an_engine_takes_them(
     assert without.kv_cache_bytes is not None
     assert taking.kv_cache_bytes == without.kv_cache_bytes - room
     assert "room for adapters" not in {part.name for part in without.overhead.parts}
+
+
+def test_room_for_adapters_is_added_to_what_was_learned_without_them() -> None:
+    model = public_shape("llama-3-8b")
+    request = PlanRequest(device=find_device("H100"), learned=(learn([3 * GIB]),))
+    without = plan(model, request)
+    taking = plan(model, replace(request, lora=LoraSettings(enabled=True, max_rank=64, at_once=4)))
+    assert without.overhead_bytes == 3 * GIB
+    assert taking.overhead.source == "learned"
+    assert taking.overhead_bytes - without.overhead_bytes == pytest.approx(1.25 * GIB, rel=0.01)
+    assert "room for adapters 1.2 GiB added" in " ".join(reason.text for reason in taking.reasons)
