@@ -84,18 +84,19 @@ def _fits_text(plan: Plan) -> str:
 
 
 def bars(fit: Fit) -> list[Bar]:
-    """A bar for each device: weights, overhead, KV cache, others, free."""
+    """A bar for each device: weights, overhead, KV cache, what other deployments claim, others, free."""
     return [_bar(fit, one) for one in fit.devices] if fit.plan is not None else []
 
 
 def _bar(fit: Fit, used: Used) -> Bar:
     plan = fit.plan
     assert plan is not None  # noqa: S101 - `bars` has looked
-    others = max(0, used.total - used.free)
+    others = max(0, used.total - used.free - used.claimed)
     parts = [
         ("weights", _("weights"), plan.weights_bytes_per_device * fit.ranks),
         ("overhead", _("overhead"), plan.overhead_bytes * fit.ranks),
         ("kv", _("KV cache"), (plan.kv_cache_bytes or 0) * fit.ranks),
+        ("claimed", _("claimed by deployments"), used.claimed),
         ("others", _("others"), others),
     ]
     wanted = sum(nbytes for _role, _label, nbytes in parts)

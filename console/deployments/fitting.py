@@ -18,6 +18,7 @@ from console.deployments.argument_fields import PREFIX
 from console.deployments.device_catalogue import catalogue
 from console.deployments.form_fields import environment_text
 from console.deployments.models import Deployment
+from console.deployments.placement import DeviceRoom
 from console.fleet import presentation
 from console.fleet.models import Device, Engine, Host
 from workers.vllm.arguments import Value
@@ -53,6 +54,7 @@ FIELDS = {
     "parallelism.too_many_stages": "pipeline_parallel_size",
 }
 """Argument at whose field a reason stands; others stand at the model."""
+Room = Mapping[str, DeviceRoom]
 CURVE_POINTS = 24
 SHORTEST_CONTEXT = 512
 
@@ -73,12 +75,16 @@ class Offer:
 
 @dataclass(frozen=True)
 class Used:
-    """A device of the host that the engine will use, with its memory now, in bytes."""
+    """A device of the host that the engine will use, with its memory now, in bytes.
+
+    `free` is what a new engine may take of it; `claimed` is promised to other instances, in use or not.
+    """
 
     row: Device
     kind: Kind
     total: int
     free: int
+    claimed: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,7 @@ def fit(
     environment: Mapping[str, str],
     devices: Sequence[Device] = (),
     placed: Sequence[Device] = (),
+    room: Room | None = None,
     changing: Deployment | None = None,
     wanted: int | None = None,
     replicas: int = 1,
@@ -123,6 +130,7 @@ def fit(
     """Plan a model on devices of a host as the engine would lay it out with these arguments.
 
     `devices` are those that a person chose; none: those that it was `placed` on, or else those with the most free memory.
+    `room`: by uuid, as placement counts it, claims taken off; without it, and for a device that is not in it, what is free.
     `changing`: its own memory counts as free, because it ends first. `wanted`: requests of full length at once that one
     would like to serve. `replicas`: engines that there are to be.
     """
@@ -130,7 +138,8 @@ def fit(
         return _none(_("No host has read these files yet. Verify them once, and the sum is shown before each start."))
     try:
         shape = shape_with(copy.revision.shape, values)
-        used = choose(engine.host, engine, values, placed or devices, given_back=_own_bytes(changing, engine.host))
+        given_back = _own_bytes(changing, engine.host)
+        used = choose(engine.host, engine, values, placed or devices, given_back=given_back, room=room)
         request = request_for(engine, used, values, environment)
         request = _with_learned(request, copy, engine, used)
         found = plan(shape, _with_seen(request, copy, used, replicas=replicas), catalogue())
@@ -143,7 +152,7 @@ def fit(
         refusals=refusals(found, PREFIX + KV_ARGUMENT if values.get(KV_ARGUMENT) else "environment"),
         offers=(
             *(
-                _as_host_has(one, shape, copy, engine, values, environment, devices, changing)
+                _as_host_has(one, shape, copy, engine, values, environment, devices, given_back, room)
                 for one in offers(_by_variable(found, request, shape, environment), environment)
             ),
             *_wanted(shape, request, found, wanted),
@@ -225,9 +234,10 @@ def _ranks(engine: Engine, values: Mapping[str, Value]) -> int:
 
 
 def choose(
-    host: Host, engine: Engine, values: Mapping[str, Value], devices: Sequence[Device], *, given_back: int = 0
-) -> list[Used]:
-    """The devices the engine will use: those that were chosen, else those with the most free memory.
+    host: Host, engine: Engine, values: Mapping[str, Value], devices: Sequence[Device], *, given_back: int = 0,
+    room: Room | None = None,
+) -> list[Used]:  # fmt: skip
+    """The devices the engine will use: those that were chosen, else those with the most room, or without `room` free memory.
 
     ValueError when the host has none of the engine's kind.
     """
@@ -240,6 +250,9 @@ def choose(
         )
     found = []
     for row in rows:
+        if one := (room or {}).get(row.uuid):
+            found.append(Used(row, kind_of(row), one.total, one.free, one.claimed))
+            continue
         memory = presentation.memory(row, host.vitals)
         free = min(memory.free + given_back, memory.total)
         found.append(Used(row, kind_of(row), memory.total, free))
@@ -410,14 +423,14 @@ def _offer(suggestion: Suggestion, changes: Mapping[str, str], environment: Mapp
 
 def _as_host_has(
     offer: Offer, shape: ModelShape, copy: Copy, engine: Engine, values: Mapping[str, Value],
-    environment: Mapping[str, str], devices: Sequence[Device], changing: Deployment | None,
+    environment: Mapping[str, str], devices: Sequence[Device], given_back: int, room: Room | None,
 ) -> Offer:  # fmt: skip
     """An offer of more devices, planned on this host's own with their memory now: without them it is advice, no button."""
     size = offer.sets.get(f"{PREFIX}tensor_parallel_size")
     if size is None or engine.platform == "cpu":
         return offer
     other = {**values, "tensor_parallel_size": int(size)}
-    used = choose(engine.host, engine, other, devices, given_back=_own_bytes(changing, engine.host))
+    used = choose(engine.host, engine, other, devices, given_back=given_back, room=room)
     request = _with_learned(request_for(engine, used, other, environment), copy, engine, used)
     if len(used) >= world(other) and compute_plan(shape, request).fits:
         return offer

@@ -354,8 +354,8 @@ class DeployForm(GateFields, HealthFields):
         return wide_fit.fit(
             copy,
             engine,
-            places=self.places if self._strategy() in WIDE else None,
-            shares=self._strategy() == "pack",
+            places=self.places,
+            strategy=self._strategy(),
             values=self._all_values(),
             environment=data.get("environment") or {},
             devices=list(data.get("devices") or []),

@@ -1,7 +1,7 @@
 """The table "why here, why not there": where the replicas of a form would go, and what every device has to say."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -11,7 +11,7 @@ from console.common.spans import readable_bytes
 from console.deployments import rooms
 from console.deployments.claims import WIDE
 from console.deployments.models import Deployment
-from console.deployments.placement import Decision, HostRoom, Need, Rule, Verdict, decide
+from console.deployments.placement import Decision, DeviceRoom, HostRoom, Need, Rule, Verdict, decide
 from console.fleet.models import Engine
 from workers.vllm.arguments import Value
 
@@ -31,13 +31,19 @@ class Row:
 class Places:
     """A decision for the fit card. `note` says what the engine is told because of it; empty: nothing.
 
-    `sites`: files and engine by host, of those that were looked at.
+    `sites`: files and engine by host, of those that were looked at; `rooms`: the hosts before anything was placed.
     """
 
     decision: Decision
     sentence: str
     note: str
     sites: Mapping[int, rooms.Site]
+    rooms: Mapping[int, HostRoom] = field(default_factory=dict)
+
+    def room_on(self, host: int) -> dict[str, DeviceRoom]:
+        """A host's devices by uuid, with the room that placement counts there; empty for one that was not looked at."""
+        found = self.rooms.get(host)
+        return {one.uuid: one for one in found.devices} if found else {}
 
     @property
     def rows(self) -> list[Row]:
@@ -102,7 +108,8 @@ def places(
     note = _note(need, decision, found)
     if rule.strategy == "pack" and engine.platform == "cpu" and decision.choices:
         note = _cpu_note(rooms.shared_kv_bytes(copy, engine, values, environment))
-    return Places(decision, sentence_of(decision, rule), note, {site.host.pk: site for site in sites})
+    sites_by_host = {site.host.pk: site for site in sites}
+    return Places(decision, sentence_of(decision, rule), note, sites_by_host, {host.pk: host for host in found})
 
 
 def _own(changing: Deployment | None) -> Collection[int]:

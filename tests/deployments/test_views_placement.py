@@ -93,6 +93,27 @@ def test_of_replicas_on_unlike_devices_the_tightest_is_shown(fleet: Fleet, admin
     assert f"{fleet.host.name} · H100 #0" not in text
 
 
+def test_the_card_is_for_the_device_that_the_table_takes_while_another_engine_has_not_loaded_yet(
+    fleet: Fleet, admin: User
+) -> None:
+    give_gpus(fleet, 79, 78)
+    fleet.copy.revision.shape = llama()
+    fleet.copy.revision.save()
+    fleet.deploy(admin, name="loading", arguments=["--gpu-memory-utilization", "0.5"])
+    assert Claim.objects.get().device.index == 0
+    client = signed_in(admin)
+    fits = client.post(reverse("deployment_preview"), filled(fleet, arg_max_model_len="2048"))
+    [bar] = fits.context["card"]["bars"]
+    assert bar.title == "H100 #1"
+    assert fits.context["card"]["verdict"]["word"] == "fits"
+    assert "1 replica has its place on 1 host." in fits.content.decode()
+    taken = client.post(reverse("deployment_preview"), filled(fleet, devices=["GPU-0"], arg_max_model_len="2048"))
+    [bar] = taken.context["card"]["bars"]
+    parts = {one.role: one.nbytes for one in bar.segments}
+    assert (parts["claimed"], parts["others"]) == (40 * 2**30, 2**30)
+    assert "39.0 GiB are free" in taken.context["card"]["verdict"]["text"]
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [
