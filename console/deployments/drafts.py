@@ -34,7 +34,7 @@ def save(key: UUID, *, person: User, fields: dict[str, Any], deployment: Deploym
 def of_person(person: User, *, besides: UUID | None = None) -> list[Draft]:
     """A person's drafts, newest first."""
     rows = Draft.objects.filter(person=person).select_related("deployment")
-    return list((rows.exclude(key=besides) if besides else rows)[:3])
+    return list(rows.exclude(key=besides) if besides else rows)
 
 
 def find(key: str, *, person: User) -> Draft:

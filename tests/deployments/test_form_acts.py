@@ -175,6 +175,18 @@ def test_a_draft_is_saved_found_again_and_gone_once_it_is_deployed(fleet: Fleet,
     assert not Draft.objects.exists()
 
 
+def test_every_draft_is_reached_the_newest_three_at_once(fleet: Fleet, admin: User) -> None:
+    client = signed_in(admin)
+    for number in range(1, 5):
+        client.post(reverse("deployment_draft"), filled(fleet, name=f"model-{number}"))
+    page = client.get(reverse("deployment_add"))
+    names = [draft.fields["name"] for draft in page.context["drafts"]]
+    assert names == ["model-4", "model-3", "model-2", "model-1"]
+    shown, _summary, rest = page.content.decode().partition("1 more draft</summary>")
+    assert shown.count("Go on with it") == 3
+    assert f"?draft={Draft.objects.get(fields__name='model-1').key}" in rest
+
+
 def test_nobody_finds_or_discards_the_draft_of_another(fleet: Fleet, admin: User) -> None:
     data = filled(fleet)
     signed_in(admin).post(reverse("deployment_draft"), data)
