@@ -1,6 +1,6 @@
 """Where a model fits: on the fleet's devices as they are now, and on those of the catalogue."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -9,12 +9,21 @@ from django.utils.translation import gettext as _
 
 from console.catalog.models import Revision
 from console.common.spans import readable_bytes
+from console.deployments import launches
 from console.deployments.device_catalogue import catalogue
 from console.deployments.fitting import CPU_KV_GIB, GIB, kind_of
 from console.fleet import presentation
 from console.fleet.models import Device, Host
+from workers.vllm.memory import (
+    NEWEST_KNOWN_VERSION,
+    LearnedResidual,
+    ModelShape,
+    Plan,
+    PlanRequest,
+    compute_plan,
+    shape_from,
+)
 from workers.vllm.memory import Device as Kind
-from workers.vllm.memory import ModelShape, Plan, PlanRequest, compute_plan, shape_from
 
 SIZES = (1, 2, 4, 8, 16)
 USUAL_CONTEXT = 32_768
@@ -31,6 +40,8 @@ class Place:
     weights: str
     kv_tokens: int | None
     concurrency: float | None
+    overhead: str
+    """Where the overhead is from, in words; empty where it doesn't fit."""
     why: str
 
 
@@ -43,10 +54,13 @@ def places(revision: Revision, hosts: QuerySet[Host], *, context: int | None = N
         raise ValueError(_("No host has read these files yet. Verify a copy, and this table is filled."))
     shape = shape_from(revision.shape)
     planned = min(context or USUAL_CONTEXT, shape.max_context)
-    return [*_of_fleet(shape, planned, hosts), *_of_catalogue(shape, planned)], planned
+    learned = launches.learned_by_device(revision=revision.pk, engine_version=NEWEST_KNOWN_VERSION)
+    return [*_of_fleet(shape, planned, hosts, learned), *_of_catalogue(shape, planned)], planned
 
 
-def _of_fleet(shape: ModelShape, context: int, hosts: QuerySet[Host]) -> Iterator[Place]:
+def _of_fleet(
+    shape: ModelShape, context: int, hosts: QuerySet[Host], learned: Mapping[str, tuple[LearnedResidual, ...]]
+) -> Iterator[Place]:
     rows = (
         Device.objects.usable()
         .filter(host__in=hosts)
@@ -57,7 +71,7 @@ def _of_fleet(shape: ModelShape, context: int, hosts: QuerySet[Host]) -> Iterato
         devices = list(group)
         free = sorted((presentation.memory(row, host.vitals).free for row in devices), reverse=True)
         yield _place(
-            shape, kind_of(devices[0]), context, most=len(devices), free=free, name=name,
+            shape, kind_of(devices[0]), context, most=len(devices), free=free, name=name, learned=learned.get(name, ()),
             where=_("%(host)s, %(count)d there, up to %(free)s free") % {
                 "host": host, "count": len(devices), "free": readable_bytes(free[0]),
             },
@@ -71,8 +85,9 @@ def _of_catalogue(shape: ModelShape, context: int) -> Iterator[Place]:
 
 
 def _place(
-    shape: ModelShape, kind: Kind, context: int, *, most: int, free: Sequence[int], name: str, where: str
-) -> Place:
+    shape: ModelShape, kind: Kind, context: int, *, most: int, free: Sequence[int], name: str, where: str,
+    learned: tuple[LearnedResidual, ...] = (),
+) -> Place:  # fmt: skip
     last: Plan | None = None
     for count in SIZES:
         if count > most:
@@ -80,11 +95,14 @@ def _place(
         request = PlanRequest(
             device=kind, count=count, tensor_parallel=count, max_model_len=context,
             free_bytes=free[count - 1] if free else None,
-            kv_cache_memory=int(CPU_KV_GIB * GIB) if kind.platform == "cpu" else None,
+            kv_cache_memory=int(CPU_KV_GIB * GIB) if kind.platform == "cpu" else None, learned=learned,
         )  # fmt: skip
         last = compute_plan(shape, request)
         if last.fits:
             weights = readable_bytes(last.weights_bytes_per_device)
-            return Place(name, where, bool(where), count, weights, last.kv_cache_tokens, last.max_concurrency, "")
+            overhead = _("learned here") if last.overhead.source == "learned" else _("first guess")
+            return Place(
+                name, where, bool(where), count, weights, last.kv_cache_tokens, last.max_concurrency, overhead, ""
+            )
     why = next((one.text for one in last.reasons if one.severity == "error"), "") if last else ""
-    return Place(name, where, bool(where), 0, "", None, None, why)
+    return Place(name, where, bool(where), 0, "", None, None, "", why)

@@ -18,6 +18,15 @@ def learned(*, revision: int, device: str, engine_version: str) -> tuple[Learned
     return _by_conditions(found.exclude(residual_bytes=None).order_by("-pk")[:MOST_READ])
 
 
+def learned_by_device(*, revision: int, engine_version: str) -> dict[str, tuple[LearnedResidual, ...]]:
+    """The same for every device that this model was launched on, by the name that its host reports."""
+    found = Launch.objects.filter(revision_id=revision, engine_version=engine_version).exclude(residual_bytes=None)
+    devices: dict[str, list[Launch]] = {}
+    for row in found.order_by("-pk")[:MOST_READ]:
+        devices.setdefault(row.device, []).append(row)
+    return {device: _by_conditions(rows) for device, rows in devices.items()}
+
+
 def _by_conditions(newest_first: Iterable[Launch]) -> tuple[LearnedResidual, ...]:
     groups: dict[Conditions, list[int]] = {}
     for row in newest_first:

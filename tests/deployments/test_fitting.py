@@ -17,6 +17,7 @@ from console.deployments.models import Attempt, Instance, Launch
 from console.fleet.models import Device, Engine, Host
 from tests.factories import Fleet
 from workers.contracts import AttemptMeasured, LaunchFacts
+from workers.vllm.memory import NEWEST_KNOWN_VERSION
 
 pytestmark = pytest.mark.django_db
 GIB = 2**30
@@ -277,6 +278,18 @@ def test_where_a_model_fits_names_the_fleet_first_and_then_the_catalogue(gpus: F
     by_name = {place.name: place for place in places if not place.present}
     assert by_name["NVIDIA L40S 48GB"].kv_tokens == 199_872
     assert by_name["NVIDIA T4 16GB"].count == 2
+
+
+def test_where_a_model_fits_uses_what_launches_there_showed_and_says_so(gpus: Fleet, admin: User) -> None:
+    Engine.objects.update(version=NEWEST_KNOWN_VERSION)
+    gpus.engine.refresh_from_db()
+    before, _context = fits_where.places(gpus.copy.revision, Host.objects.all(), context=4096)
+    assert before[0].overhead == "first guess"
+    launch = measured(gpus, admin, kv_cache_bytes=20 * GIB, kv_cache_tokens=163_840)
+    after, _context = fits_where.places(gpus.copy.revision, Host.objects.all(), context=4096)
+    assert (after[0].name, after[0].overhead) == (launch.device, "learned here")
+    assert after[0].kv_tokens == 163_840
+    assert {place.overhead for place in after if not place.present} == {"first guess"}
 
 
 def test_engines_are_planned_by_their_own_version(gpus: Fleet) -> None:
