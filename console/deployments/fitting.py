@@ -174,7 +174,7 @@ def sum_of(
 ) -> Plan | None:
     """The plan alone, without suggestions and curve; None where nothing can be planned.
 
-    `started`: the engine runs already, so what is free now says nothing of what it found.
+    `started`: it has its claims, or runs already, so what is free now says nothing of what it finds.
     """
     if not copy.revision.shape:
         return None

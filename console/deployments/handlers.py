@@ -9,7 +9,7 @@ from console.catalog.models import Copy
 from console.common import live
 from console.common.errors import Refused
 from console.common.states import move
-from console.deployments import adapters, claims, fetching, gates, rooms, services
+from console.deployments import adapters, claims, fetching, gates, measurements, rooms, services
 from console.deployments.models import RUNNING_STATES, Deployment, Instance, Spec
 from console.fleet import desired
 from console.fleet.models import Engine
@@ -57,7 +57,8 @@ class BringUpHandler(JobHandler):
         if step.kind == StepKind.LAUNCH:
             instance = instance_at(step)
             instance.ordered = instance.run = True
-            instance.save(update_fields=["ordered", "run"])
+            instance.prediction = measurements.predicted(instance)
+            instance.save(update_fields=["ordered", "run", "prediction"])
             desired.change(instance.host)
         elif step.kind == StepKind.BENCHMARK and (keeper := gates.keeper()):
             keeper.begun(step, instance_at(step))

@@ -1,6 +1,6 @@
 """A launch's truth laid beside its prediction, and what both say to people."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,9 @@ from console.deployments.models import Attempt, Deployment, Instance, Launch, Sp
 from console.fleet.models import Device
 from workers.contracts import AttemptMeasured, LaunchFacts
 from workers.vllm.memory import Plan, residual
+
+SENTENCES = ("reasons", "reason_codes", "suggestions", "suggested_changes")
+"""Parts of a plan's JSON that are words for the moment: what is kept beside each instance is small without them."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,23 @@ class Line:
         return _("exact") if self.error == 0 else f"{100 * self.error:+.2f} %"
 
 
+def predicted(instance: Instance) -> dict[str, Any]:
+    """The numbers that are planned for a launch that is ordered now; empty where the model's shape or devices aren't known."""
+    found = _plan_of(instance, _devices_of(instance))
+    return {name: value for name, value in found.as_json().items() if name not in SENTENCES} if found else {}
+
+
 def record(instance: Instance, report: AttemptMeasured) -> None:
-    """Store what a start needed, with what would have been planned for it, and learn from the difference."""
+    """Store what a start needed beside what had been planned when it was ordered, and learn from the difference.
+
+    Nothing is planned here that a launch has its numbers of already: a plan of now has learned from those that came up
+    meanwhile, and from this one where it is reported again.
+    """
     attempt, _made = Attempt.objects.get_or_create(instance=instance, number=report.number)
     spec: Spec = instance.spec
     devices = _devices_of(instance)
-    found = _plan_of(instance, devices)
+    before = Launch.objects.filter(attempt=attempt).values_list("prediction", flat=True).first()
+    planned = before or instance.prediction or predicted(instance)
     Launch.objects.update_or_create(
         attempt=attempt,
         defaults={
@@ -47,20 +61,19 @@ def record(instance: Instance, report: AttemptMeasured) -> None:
             "device": devices[0].name if devices else "",
             "platform": spec.engine.platform,
             "engine_version": spec.engine.version,
-            "batched_tokens": found.max_num_batched_tokens if found else 0,
-            "tensor_parallel": found.tensor_parallel if found else 1,
-            "pipeline_parallel": found.pipeline_parallel if found else 1,
-            "eager": bool(found and found.enforce_eager),
-            "prediction": found.as_json() if found else {},
+            "batched_tokens": planned.get("max_num_batched_tokens", 0),
+            "tensor_parallel": planned.get("tensor_parallel_size", 1),
+            "pipeline_parallel": planned.get("pipeline_parallel_size", 1),
+            "eager": planned.get("enforce_eager", False),
+            "prediction": planned,
             "truth": report.facts.model_dump(),
-            "residual_bytes": residual_of(spec, found, report.facts),
+            "residual_bytes": residual_of(planned, report.facts),
         },
     )
     live.changed("deployment", instance.deployment_id)
 
 
 def _plan_of(instance: Instance, devices: Sequence[Device]) -> Plan | None:
-    """What the planner says of an instance that has started; None where the model's shape or the devices aren't known."""
     schema = engine_schema.schema_of(instance.engine)
     words = claims.arguments_of(instance)
     return fitting.sum_of(
@@ -84,22 +97,22 @@ def _devices_of(instance: Instance) -> list[Device]:
     return list(rows.filter(kind="cpu" if instance.engine.platform == "cpu" else "gpu")[:1])
 
 
-def residual_of(spec: Spec, found: Plan | None, truth: LaunchFacts) -> int | None:
-    """Memory per device besides weights and KV cache.
+def residual_of(planned: Mapping[str, Any], truth: LaunchFacts) -> int | None:
+    """Memory per device besides weights and KV cache; None where too little is known.
 
     On a GPU it is what the budget left: utilisation times total, minus weights, minus KV cache. A CPU engine is given its
     KV cache beforehand and touches it as it fills, so there it is what its processes hold besides the weights. The room
     for adapters is among the weights, as engines log it.
     """
-    if found is None:
+    if not planned:
         return None
-    weights = truth.weights_bytes or found.weights_bytes_per_device + launches.adapter_room(found.as_json())
-    if spec.engine.platform == "cpu":
-        ranks = found.tensor_parallel * found.pipeline_parallel
+    weights = truth.weights_bytes or planned["weights_bytes_per_device"] + launches.adapter_room(planned)
+    if planned["platform"] == "cpu":
+        ranks = planned["tensor_parallel_size"] * planned["pipeline_parallel_size"]
         return max(0, truth.resident_bytes // ranks - weights) if truth.resident_bytes else None
-    if truth.kv_cache_bytes is None or found.budget_bytes is None:
+    if truth.kv_cache_bytes is None or planned["budget_bytes"] is None:
         return None
-    return residual(budget_bytes=found.budget_bytes, weights_bytes=weights, kv_bytes=truth.kv_cache_bytes)
+    return residual(budget_bytes=planned["budget_bytes"], weights_bytes=weights, kv_bytes=truth.kv_cache_bytes)
 
 
 def lines(launch: Launch) -> list[Line]:

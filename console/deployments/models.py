@@ -166,6 +166,8 @@ class Instance(Stateful):
     start = models.PositiveIntegerField(default=1)
     """Rises by one with each start that a person asked for."""
     bring_up = models.CharField(max_length=5, choices=[("job", "job"), ("agent", "agent")], default="job")
+    prediction: Any = models.JSONField(default=dict)
+    """The numbers of `Plan.as_json` when its last launch was ordered; empty before that, or where nothing could be planned."""
     restarts = models.PositiveIntegerField(default=0)
     failure: Any = models.JSONField(null=True)
     observed_at = models.DateTimeField(null=True)
@@ -365,7 +367,7 @@ class Launch(models.Model):
     eager = models.BooleanField(default=False)
     """True without CUDA graphs."""
     prediction: Any = models.JSONField(default=dict)
-    """`Plan.as_json` of the moment of the launch; empty where nothing could be planned."""
+    """The numbers of `Plan.as_json` when the launch was ordered; empty where nothing could be planned."""
     truth: Any = models.JSONField(default=dict)
     """`workers.contracts.LaunchFacts`."""
     residual_bytes = models.BigIntegerField(null=True)

@@ -13,10 +13,12 @@ from django.utils import timezone
 from console.access.models import User
 from console.common.spans import readable_bytes
 from console.deployments import fit_presentation, fits_where, fitting, launches, measurements
+from console.deployments.handlers import BringUpHandler
 from console.deployments.models import Attempt, Instance, Launch
 from console.fleet.models import Device, Engine, Host
+from console.jobs.models import Job
 from tests.factories import Fleet
-from workers.contracts import AttemptMeasured, LaunchFacts
+from workers.contracts import AttemptMeasured, LaunchFacts, StepKind
 from workers.vllm.memory import NEWEST_KNOWN_VERSION
 
 pytestmark = pytest.mark.django_db
@@ -258,6 +260,47 @@ def test_a_launch_is_planned_on_the_device_it_claimed_whatever_is_free_by_now(gp
     assert launch.device == "NVIDIA H100 80GB HBM3"
     assert launch.prediction["fits"] is True
     assert launch.prediction["device_bytes"] == 80 * GIB
+
+
+def ordered(fleet: Fleet, admin: User, name: str) -> Instance:
+    """An instance whose launch was ordered: its job has come to that step."""
+    job = fleet.deploy(admin, name=name, arguments=["--max-model-len", "4096"])
+    BringUpHandler().before_step(job.steps.get(kind=StepKind.LAUNCH))
+    return Instance.objects.select_related("deployment", "spec__copy__revision", "spec__engine").get(
+        deployment__name=name
+    )  # fmt: skip
+
+
+def test_of_two_launches_ordered_before_either_was_measured_both_were_guessed(gpus: Fleet, admin: User) -> None:
+    Device.objects.update(memory_free=TOTAL)
+    first, second = ordered(gpus, admin, "first"), ordered(gpus, admin, "second")
+    facts = LaunchFacts(kv_cache_bytes=20 * GIB, kv_cache_tokens=163_840)
+    for instance in (first, second):
+        measurements.record(instance, AttemptMeasured(instance=instance.uuid, number=1, facts=facts))
+    rows = Launch.objects.order_by("pk")
+    assert [row.prediction["overhead_source"] for row in rows] == ["first guess", "first guess"]
+    BringUpHandler().before_step(Job.objects.latest("pk").steps.get(kind=StepKind.LAUNCH))
+    second.refresh_from_db()
+    measurements.record(second, AttemptMeasured(instance=second.uuid, number=2, facts=facts))
+    newest = Launch.objects.latest("pk")
+    assert newest.prediction["overhead_source"] == "learned"
+    assert newest.prediction["kv_cache_tokens"] == 163_840
+
+
+@pytest.mark.parametrize("by_job", [True, False])
+def test_a_start_that_is_reported_twice_is_not_predicted_by_itself(gpus: Fleet, admin: User, by_job: bool) -> None:
+    instance = ordered(gpus, admin, "chat")
+    if not by_job:  # ordered before predictions were kept
+        Instance.objects.update(prediction={})
+        instance.refresh_from_db()
+    report = AttemptMeasured(instance=instance.uuid, number=1, facts=LaunchFacts(kv_cache_bytes=20 * GIB))
+    for _time in range(2):
+        measurements.record(instance, report)
+        launch = Launch.objects.get()
+        assert launch.prediction["overhead_source"] == "first guess"
+        assert launch.residual_bytes == (
+            launch.prediction["budget_bytes"] - launch.prediction["weights_bytes_per_device"] - 20 * GIB
+        )
 
 
 def test_a_launch_outlives_its_deployment(gpus: Fleet, admin: User) -> None:

@@ -1,4 +1,4 @@
-"""The conditions under which a launch's overhead was learned, filled in for launches of before."""
+"""What was planned for an instance's launch, and the conditions of launches, filled in for those of before."""
 
 from typing import Any
 
@@ -22,6 +22,7 @@ class Migration(migrations.Migration):
     dependencies = [("deployments", "0001_squashed_0010_adapters")]
 
     operations = [
+        migrations.AddField("instance", "prediction", models.JSONField(default=dict)),
         migrations.AddField("launch", "tensor_parallel", models.PositiveIntegerField(default=1)),
         migrations.AddField("launch", "pipeline_parallel", models.PositiveIntegerField(default=1)),
         migrations.AddField("launch", "eager", models.BooleanField(default=False)),
