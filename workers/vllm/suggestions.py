@@ -191,7 +191,8 @@ def _fp8_revision(model: ModelShape, request: PlanRequest) -> Iterator[Suggestio
     # What was learned is of these weights: others run other kernels.
     better = _fitting(smaller, replace(request, learned=()))
     if better is not None:
-        text = f"FP8 revision of this model: {_size(smaller.weights.total_bytes)}, fits {_left(better)}"
+        # Whether anybody has published one isn't known here.
+        text = f"an FP8 revision would take about {_size(smaller.weights.total_bytes)} and fit {_left(better)}"
         yield Suggestion("fp8_revision", text)
 
 

@@ -63,7 +63,7 @@ def test_weights_that_are_too_large_are_answered_with_devices_and_an_fp8_revisio
     assert made.fits is False
     texts = made.as_json()["suggestions"]
     assert any(text.startswith("2 × NVIDIA L40S") for text in texts)
-    assert any(text.startswith("FP8 revision of this model: ") and "GiB" in text for text in texts)
+    assert any(text.startswith("an FP8 revision would take about ") and "GiB" in text for text in texts)
     assert any(text.startswith("1 × ") for text in texts)
     assert plan(model, taken(request, suggested(made, "more_devices"))).fits is True
 
