@@ -43,6 +43,7 @@ RULES = [
     "-fcall",
     "-fcall_ro",
     "-swapdb",
+    "-move",
     "-sort",
     "-migrate",
     "-restore",
@@ -71,6 +72,11 @@ def url_for(member: Member, password: str) -> str:
     return urlunsplit(parts._replace(netloc=place, query=without_files(parts.query)))
 
 
+def _first_database(url: str) -> bool:
+    parts = urlsplit(url)
+    return dict(parse_qsl(parts.query)).get("db", parts.path.strip("/") or "0") == "0"
+
+
 def without_files(query: str) -> str:
     """The options of a broker's address, less those that name files of the console: hosts get their content."""
     return urlencode([one for one in parse_qsl(query) if not one[0].startswith("ssl_")])
@@ -81,6 +87,9 @@ def ensure(member: Member) -> None:
     prefix = member.broker_prefix
     arguments = ["reset", "on", *(f"#{one}" for one in accepted(member)), f"~{prefix}*", f"&{prefix}*"]
     arguments += [f"&{prefix}/0.celery.pidbox", f"&{prefix}/0.celeryev/worker.*", *RULES]
+    if _first_database(env.hosts_redis_url()):
+        # Clients select a database only when it is another than the first. The key prefix holds in all of them.
+        arguments.append("-select")
     command("ACL", "SETUSER", member.broker_user, *arguments)
     with suppress(ResponseError):
         # From Redis 7.2 on, clients announce their library; older ones don't know the subcommand.

@@ -11,6 +11,7 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
+from console import env
 from console.common import broker as console_broker
 from console.fleet import broker_users
 from console.fleet.models import Host
@@ -68,7 +69,7 @@ CLIENT KILL TYPE normal|ACL LIST|ACL WHOAMI|ACL SETUSER host_a ~*|FLUSHALL|FLUSH
 SWAPDB 0 1|SCRIPT FLUSH|SCRIPT KILL|FUNCTION FLUSH|SLOWLOG GET|MEMORY USAGE h:b:desired|OBJECT ENCODING h:b:host.b
 TYPE h:b:host.b|EXISTS h:b:host.b|XREAD STREAMS h:b:reports 0|XADD h:b:reports * json {}|SORT h:a:x BY h:b:* GET h:b:*
 TOUCH h:b:desired|MIGRATE 127.0.0.1 1 h:b:desired 0 100|RESTORE h:b:z 0 x|LATENCY RESET|REPLICAOF NO ONE|MODULE LIST
-SUBSCRIBE h:b:doorbell|PSUBSCRIBE *|PSUBSCRIBE h:*
+SUBSCRIBE h:b:doorbell|PSUBSCRIBE *|PSUBSCRIBE h:*|SELECT 1|MOVE h:a:steal 1|MOVE h:b:host.b 1
 """.replace("\n", "|")
     .strip("|")
     .split("|")
@@ -87,6 +88,47 @@ def test_a_host_can_touch_nothing_outside_its_prefix(port: int) -> None:
                 not_refused[command] = str(error)
     assert not_refused == {}
     assert len(COMMANDS) > 50
+
+
+def refused(client: redis.Redis, command: str) -> bool:
+    try:
+        client.execute_command(*command.split(" "))
+    except (NoPermissionError, redis.AuthenticationError):
+        return True
+    except redis.ResponseError as error:
+        return "NOAUTH" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("allowed", ["INFO clients", "HELLO 3", "RESET"])
+def test_what_is_allowed_leads_to_no_key_of_another_host(port: int, allowed: str) -> None:
+    # As in an installation, where nobody is let in without a password.
+    console_broker.connection().execute_command("ACL", "SETUSER", "default", "resetpass")
+    mine = redis.Redis(
+        port=port, username="host_a", password="password of a", decode_responses=True, single_connection_client=True
+    )
+    assert "h:b:" not in str(mine.execute_command(*allowed.split(" ")))
+    for command in ("GET h:b:desired", "LRANGE h:b:host.b 0 -1", "SELECT 1", "KEYS *", "CLIENT LIST"):
+        assert refused(mine, command), command
+
+
+def test_a_broker_s_other_database_is_the_hosts_and_the_prefix_holds_there_too(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(env, "hosts_redis_url", lambda: f"redis://127.0.0.1:{port}/3")
+    broker_users.ensure(Host.objects.get(name="a"))
+    mine = redis.Redis(
+        port=port,
+        db=3,
+        username="host_a",
+        password="password of a",
+        decode_responses=True,
+        single_connection_client=True,
+    )
+    assert mine.set("h:a:x", "1")
+    for database in range(4):
+        assert mine.execute_command("SELECT", database)
+        assert refused(mine, "GET h:b:desired")
 
 
 def test_a_loaded_script_reaches_no_key_of_another_host(port: int) -> None:
