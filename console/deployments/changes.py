@@ -309,7 +309,10 @@ def change(
             return None
         if not set(planned.parts) & set(NEEDS_RESTART):
             _put_in_place(deployment, spec)  # only the number of replicas: those that run, run by it already
-        return _replace(deployment, spec, planned.turns, actor=actor, reason=reason, idempotency_key=idempotency_key)
+        title = _("Change %(name)s to spec %(number)d") % {"name": deployment, "number": spec.number}
+        return take_turns(
+            deployment, spec, planned.turns, title=title, actor=actor, reason=reason, idempotency_key=idempotency_key
+        )
 
 
 def _put_in_place(deployment: Deployment, spec: Spec) -> None:
@@ -318,10 +321,14 @@ def _put_in_place(deployment: Deployment, spec: Spec) -> None:
     deployment.instances.filter(ordered=True).update(spec=spec)
 
 
-def _replace(
-    deployment: Deployment, spec: Spec, turns: Sequence[Turn], *, actor: User, reason: str, idempotency_key: str | None
-) -> Job:
-    """A job that takes the turns one after the other: an old instance ends only once what replaces it is ready."""
+def take_turns(
+    deployment: Deployment, spec: Spec, turns: Sequence[Turn], *, title: str, actor: User, reason: str,
+    idempotency_key: str | None = None,
+) -> Job:  # fmt: skip
+    """A job that takes the turns one after the other: an old instance ends only once what replaces it is ready.
+
+    Belongs into the transaction in which the turns' places were found and the hosts locked.
+    """
     steps, fresh = services.StepsOfInstances(), []
     for turn in turns:
         old = turn.old
@@ -343,7 +350,7 @@ def _replace(
     move(deployment, to="deploying", reason=reason, actor=actor)
     return jobs.create(
         kind="change",
-        title=_("Change %(name)s to spec %(number)d") % {"name": deployment, "number": spec.number},
+        title=title,
         host=steps.planned[0].host or spec.host,
         steps=steps.planned,
         actor=actor,

@@ -58,9 +58,9 @@ def need_of(spec: Spec) -> Need:
         raise Refused(str(error), field="environment") from None
 
 
-def lock(spec: Spec) -> None:
-    """Keep everyone else from claiming on the hosts that this spec may be placed on, until the transaction ends."""
-    _lock([site.host.pk for site in _sites(spec)])
+def lock(*specs: Spec) -> None:
+    """Keep everyone else from claiming on the hosts that these specs may be placed on, until the transaction ends."""
+    _lock({site.host.pk for spec in specs for site in _sites(spec)})
 
 
 def place(spec: Spec, *, replicas: int | None = None, without: Collection[int] = ()) -> list[Place]:
@@ -69,12 +69,17 @@ def place(spec: Spec, *, replicas: int | None = None, without: Collection[int] =
     return find(spec, replicas=replicas, without=without)
 
 
-def find(spec: Spec, *, replicas: int | None = None, without: Collection[int] = ()) -> list[Place]:
-    """Places for a spec's replicas as things are now. Refused without room. `without`: instances that end first."""
+def find(
+    spec: Spec, *, replicas: int | None = None, without: Collection[int] = (), besides: Collection[int] = ()
+) -> list[Place]:
+    """Places for a spec's replicas as things are now. Refused without room.
+
+    `without`: instances that end first; `besides`: hosts that are not asked.
+    """
     rule, sites = rule_of(spec, replicas=replicas), _sites(spec)
     if not rule.replicas:
         return []
-    found = rooms.rooms(sites, without=without)
+    found = [room for room in rooms.rooms(sites, without=without) if room.pk not in besides]
     if not rooms.needs_claim(found, rule):
         return [Place(sites[0], None)] * rule.replicas
     decision = decide(need_of(spec), found, rule)

@@ -1,19 +1,23 @@
-"""Emptying a host and bringing it back: what runs there is stopped with grace, and started again when somebody asks.
+"""Emptying a host and bringing it back: what runs there moves or is stopped with grace, and what was stopped is started
+again when somebody asks.
 
 Also giving up what ran on a host that is removed.
 """
 
+from dataclasses import dataclass
 from datetime import timedelta
 
 from django.db import transaction
 from django.db.models import Count, F, Q
 from django.utils.translation import gettext as _
 
+from console.access import services as access
 from console.access.models import User
+from console.common.errors import Refused
 from console.common.models import StateChange
-from console.deployments import changes, services
+from console.deployments import changes, claims, services
 from console.deployments.handlers import forget
-from console.deployments.models import Deployment
+from console.deployments.models import Deployment, Instance
 from console.fleet import intake
 from console.fleet.models import Host
 from console.jobs.models import Job
@@ -28,13 +32,82 @@ def on_host(host: Host) -> list[Deployment]:
     return list(Deployment.objects.filter(instances__host=host, instances__ordered=True).distinct().order_by("name"))
 
 
+@dataclass(frozen=True)
+class Leaving:
+    """What becomes of a deployment's instances on a host that is drained, in the order of their numbers.
+
+    `moved`: each with its place on another host, where a new engine is ready before it ends. `stopped` just end.
+    """
+
+    deployment: Deployment
+    moved: tuple[tuple[Instance, claims.Place], ...]
+    stopped: tuple[Instance, ...]
+
+
+def leaving(deployment: Deployment, host: Host) -> Leaving:
+    """What a drain does to a deployment as things are now. What placement chose may go where placement finds room."""
+    there = list(deployment.instances.filter(host=host, ordered=True).select_related("host").order_by("number"))
+    ready = [one for one in there if one.run and one.state == "ready"]
+    places = _places_elsewhere(deployment, host, len(ready)) if _may_move(deployment, host) else []
+    moved = tuple(zip(ready, places, strict=False))
+    goes = {one.pk for one, _place in moved}
+    return Leaving(deployment, moved, tuple(one for one in there if one.pk not in goes))
+
+
+def _may_move(deployment: Deployment, host: Host) -> bool:
+    """True for what placement chose the host for. Of a silent host nothing says what serves; a fixed port may be taken."""
+    spec = deployment.current_spec
+    if spec is None or spec.port is not None or deployment.for_study or deployment.state not in _SERVE:
+        return False
+    if not host.is_online or claims.rule_of(spec).strategy not in claims.WIDE:
+        return False
+    try:
+        services.refuse_while_busy(deployment)
+    except Refused:
+        return False
+    return True
+
+
+def _places_elsewhere(deployment: Deployment, host: Host, most: int) -> list[claims.Place]:
+    """Places on other hosts for as many of its instances as there is room for, beside all that runs."""
+    assert deployment.current_spec is not None  # noqa: S101 - `_may_move` has looked
+    for count in range(most, 0, -1):
+        try:
+            return claims.find(deployment.current_spec, replicas=count, besides=[host.pk])
+        except Refused:
+            continue
+    return []
+
+
 def drain(host: Host, *, actor: User, reason: str) -> list[Job]:
-    """Take no new work and stop what runs there, each with its grace; returns the jobs that do it."""
+    """Take no new work, and empty the host; returns the jobs that do it.
+
+    What placement put there moves where another host has room, new ready before old ends. The rest stops with its grace.
+    """
     with transaction.atomic():
+        living = [one for one in on_host(host) if one.state not in ("stopped", "stopping", "draft")]
+        # Deployments before hosts, as a change locks them.
+        list(Deployment.objects.select_for_update().filter(pk__in=[one.pk for one in living]).order_by("pk"))
+        claims.lock(*(one.current_spec for one in living if one.current_spec and _may_move(one, host)))
         intake.begin_draining(host, actor=actor, reason=reason)
         why = _("%(host)s is drained: %(reason)s") % {"host": host, "reason": reason}
-        living = [one for one in on_host(host) if one.state not in ("stopped", "stopping", "draft")]
-        return [_stop_there(one, host, actor=actor, reason=why) for one in living]
+        return [_leave(leaving(one, host), host, actor=actor, reason=why) for one in living]
+
+
+def _leave(one: Leaving, host: Host, *, actor: User, reason: str) -> Job:
+    spec = one.deployment.current_spec
+    if not one.moved or spec is None:
+        return _stop_there(one.deployment, host, actor=actor, reason=reason)
+    turns = [
+        *(changes.Turn(old, place) for old, place in one.moved),
+        *(changes.Turn(old, stop=True) for old in one.stopped),
+    ]
+    title = _("Move %(name)s away from %(host)s") % {"name": one.deployment, "host": host}
+    access.record(
+        actor=actor, action="deployment.move", target=one.deployment.name,
+        target_url=f"/deployments/{one.deployment.pk}/", reason=reason, host=host.name,
+    )  # fmt: skip
+    return changes.take_turns(one.deployment, spec, turns, title=title, actor=actor, reason=reason)
 
 
 def _stop_there(deployment: Deployment, host: Host, *, actor: User, reason: str) -> Job:

@@ -33,14 +33,20 @@ class BringBackForm(ReasonForm):
 
 @require_http_methods(["GET", "POST"])
 def host_drain(request: HttpRequest, pk: int) -> HttpResponse:
-    """Say what will be stopped, ask for a reason, and drain the host."""
+    """Say what will move and what will be stopped, ask for a reason, and drain the host."""
     host = policies.get(request.user, Host.objects.all(), Action.OPERATE, pk=pk)
     form = ReasonForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         actor = policies.require(request.user, Action.OPERATE)
         jobs = draining.drain(host, actor=actor, reason=form.cleaned_data["reason"])
-        text = ngettext("%(count)d deployment is being stopped.", "%(count)d deployments are being stopped.", len(jobs))
-        messages.success(request, text % {"count": len(jobs)})
+        moves = sum(job.kind == "change" for job in jobs)
+        stops = len(jobs) - moves
+        if moves:
+            text = ngettext("%(count)d deployment is being moved.", "%(count)d deployments are being moved.", moves)
+            messages.success(request, text % {"count": moves})
+        if stops or not moves:
+            text = ngettext("%(count)d deployment is being stopped.", "%(count)d deployments are being stopped.", stops)
+            messages.success(request, text % {"count": stops})
         return redirect("host_detail", pk=host.pk)
     context = {
         "form": form,
@@ -82,13 +88,29 @@ def host_bring_back(request: HttpRequest, pk: int) -> HttpResponse:
     })  # fmt: skip
 
 
+def _words_of_move(one: draining.Leaving) -> list[str]:
+    goes = ", ".join(f"{instance} → {place.site.host}" for instance, place in one.moved)
+    text = _("%(names)s: moves, there is room for it now.") % {"names": goes}
+    if not one.stopped:
+        return [text]
+    ends = _("%(names)s: stops, no other host has room for it.") % {"names": ", ".join(map(str, one.stopped))}
+    return [text, ends]
+
+
 def _consequences(host: Host) -> list[str]:
     found = []
     there = draining.on_host(host)
-    elsewhere = [one.name for one in there if draining.is_elsewhere(one, host)]
-    names = [one.name for one in there if one.name not in elsewhere]
+    moving = [one for one in (draining.leaving(deployment, host) for deployment in there) if one.moved]
+    staying = [one for one in there if one not in [leaving.deployment for leaving in moving]]
+    elsewhere = [one.name for one in staying if draining.is_elsewhere(one, host)]
+    names = [one.name for one in staying if one.name not in elsewhere]
     if not there:
         found = [_("Nothing runs there now.")]
+    for one in moving:
+        found += _words_of_move(one)
+    if moving:
+        found.append(_("Each new engine is ready before the old one ends. If one doesn't come up, the old one goes on there "
+                       "until you stop it."))  # fmt: skip
     if elsewhere:
         text = ngettext("%(names)s loses its instances there and goes on serving on other hosts.",
                         "%(names)s lose their instances there and go on serving on other hosts.", len(elsewhere))  # fmt: skip
