@@ -18,8 +18,9 @@ from redis.exceptions import RedisError
 from console import env
 from console.common import broker
 from console.common.databases import DATABASE_AWAY
-from console.gateway import access_log, bell, plan, sending
+from console.gateway import access_log, bell, plan, publishing, sending
 from console.gateway.machine_rounds import MachineRounds
+from console.gateway.models import Route
 from workers.gateway import program
 from workers.gateway.applying import Applier
 from workers.gateway.description import Gateway
@@ -106,6 +107,7 @@ class Controller:
     def round(self) -> None:
         """Store what is new in the log, bring HAProxy to what is wanted, then the gateways on other machines."""
         self._reader.read()
+        publishing.settle(Route.objects.all())
         wanted = plan.read(corrections=self._reader.corrections.sums(time.time()))
         self._keep(wanted)
         self._machines.round(wanted)

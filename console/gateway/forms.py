@@ -34,7 +34,9 @@ class RouteForm(forms.ModelForm):  # type: ignore[type-arg]
         label=_("Also known as"),
         required=False,
         widget=forms.TextInput(attrs=_AUTO | {"placeholder": "gpt-4o-mini, org/model-8b"}),
-        help_text=_("Further names for the same models, separated by commas."),
+        help_text=_(
+            "Further names for the same models, separated by commas. One that is new to the engines waits for their restart."
+        ),
     )
 
     class Meta:

@@ -39,10 +39,14 @@ class Route(Owned, Limited):
     ]
 
     name = models.CharField(max_length=128, unique=True, validators=[MODEL_NAME])
+    name_answers = models.BooleanField(default=True)
+    """False: its engines do not know it yet, and nobody is told of it (see `publishing`)."""
     enabled = models.BooleanField(default=True)
     notes = models.TextField(blank=True)
     balance = models.CharField(max_length=10, choices=BALANCES, default="leastconn")
     fallback = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="fallback_for")
+    fallback_answers = models.BooleanField(default=True)
+    """False: the fallback's engines do not know this route's names yet, and get none of its requests."""
     context_tokens = models.PositiveIntegerField(null=True, blank=True)
     output_cap = models.PositiveIntegerField(null=True, blank=True)
     output_assumed = models.PositiveIntegerField(default=512)
@@ -85,12 +89,25 @@ class Route(Owned, Limited):
         """The public name, then its aliases."""
         return [self.name, *(alias.name for alias in self.aliases.all())]
 
+    @property
+    def answering(self) -> list[str]:
+        """Those of its names that clients may ask for now."""
+        own = [self.name] if self.name_answers else []
+        return own + [alias.name for alias in self.aliases.all() if alias.answers]
+
+    @property
+    def waiting(self) -> list[str]:
+        """Those of its names that wait until its engines know them."""
+        return [name for name in self.names if name not in self.answering]
+
 
 class Alias(models.Model):
     """Another public name of a route."""
 
     route = models.ForeignKey(Route, on_delete=models.CASCADE, related_name="aliases")
     name = models.CharField(max_length=128, unique=True, validators=[MODEL_NAME])
+    answers = models.BooleanField(default=True)
+    """False: the route's engines do not know it yet."""
 
     class Meta:
         ordering = ["name"]

@@ -21,14 +21,14 @@ def of_deployment(deployment: Deployment) -> list[str]:
 
 
 def endpoint(deployment: Deployment) -> PublicEndpoint | None:
-    """The gateway's address and the first name that leads to this deployment; None if none does."""
+    """The gateway's address and the first name that leads to this deployment now; None if none does."""
     target = (
         Target.objects.filter(deployment=deployment, route__enabled=True)
         .order_by("-weight", "route__name")
         .select_related("route")
         .first()
     )
-    return PublicEndpoint(env.gateway_url(), target.route.name) if target else None
+    return PublicEndpoint(env.gateway_url(), target.route.answering[0]) if target else None
 
 
 def known_to(instances: Iterable[Instance]) -> dict[int, frozenset[str]]:

@@ -15,7 +15,7 @@ from console import env
 from console.common.errors import Refused
 from console.common.secrets import decrypt
 from console.deployments.models import Instance
-from console.gateway import adapters, models, names
+from console.gateway import adapters, models, names, publishing
 from workers.gateway import description, program
 from workers.gateway.description import Gateway, Limits, Listener, Server
 
@@ -67,10 +67,10 @@ def _routes() -> Iterable[description.Route]:
     servers = _servers({target.deployment_id for route in routes for target in route.targets.all()})
     new = dict(models.Canary.objects.values_list("target__deployment", "spec"))
     for route in routes:
-        asked_as = frozenset(route.names).union(*(other.names for other in route.fallback_for.all()))
+        asked_as = publishing.asked_as(route)
         yield description.Route(
             number=route.pk,
-            names=tuple(route.names),
+            names=tuple(route.answering),
             targets=tuple(_targets(route, servers, asked_as, new)),
             created=int(route.created_at.timestamp()),
             context_tokens=route.context_tokens or 0,
@@ -85,7 +85,7 @@ def _routes() -> Iterable[description.Route]:
             is_exact=route.exact_context,
             control_characters=route.control_characters,  # type: ignore[arg-type]  # as above
             limits=_limits(route),
-            fallback=route.fallback_id,
+            fallback=route.fallback_id if route.fallback_answers else None,
         )
 
 
@@ -109,7 +109,7 @@ def _targets(
         spec = new.get(target.deployment_id)
         canary = getattr(target, "canary", None)
         share = canary.share if canary else 0
-        # An engine that does not know a name would refuse it: such an instance waits for its restart.
+        # An engine would refuse a name that it does not know: one without a name that answers waits for its restart.
         fitting = [one for one in servers.get(target.deployment_id, []) if asked_as <= one.known]
         whole = description.Target(
             number=target.pk,

@@ -14,7 +14,7 @@ from console.common.states import LOOKS, Look
 from console.deployments import snippets as calls
 from console.deployments.models import Instance
 from console.deployments.services import Endpoint
-from console.gateway import names
+from console.gateway import names, publishing
 from console.gateway.models import Key, Limited, Route, Target
 from workers.gateway.description import CANARY
 from workers.gateway.keeping import Status
@@ -32,7 +32,9 @@ class ShownTarget:
     ready: int
     in_rotation: int
     waiting_for_restart: int
-    """Ready instances that were started before one of the route's names was added."""
+    """Ready instances that were started before one of the route's names, or of those that fall back to it, was added."""
+    kept_out: int
+    """Of these, those that lack a name that answers: they get no requests."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def route_rows() -> RouteRows:
 
 def shown(route: Route, status: Status | None) -> ShownRoute:
     """A route as its pages show it."""
-    asked_as = frozenset(route.names).union(*(other.names for other in route.fallback_for.all()))
+    asked_as = publishing.asked_as(route)
+    all_names = frozenset(route.names).union(*(other.names for other in route.fallback_for.all()))
     targets = list(route.targets.all())
     ready: dict[int, list[Instance]] = {
         target.pk: getattr(target.deployment, "ready_instances", []) for target in targets
@@ -76,8 +79,9 @@ def shown(route: Route, status: Status | None) -> ShownRoute:
                 for one in ready[target.pk]
             ),
             waiting_for_restart=sum(
-                not asked_as <= known.get(instance.pk, frozenset()) for instance in ready[target.pk]
+                not all_names <= known.get(instance.pk, frozenset()) for instance in ready[target.pk]
             ),
+            kept_out=sum(not asked_as <= known.get(instance.pk, frozenset()) for instance in ready[target.pk]),
         )
         for target in targets
     ]
@@ -93,21 +97,37 @@ def _truth(route: Route, rows: list[ShownTarget], status: Status | None) -> tupl
     if status is None or not status.up:
         return LOOKS["unknown"], _("The gateway does not answer, so nothing is known of what it serves.")
     serving = sum(row.in_rotation for row in rows)
-    waiting = sum(row.waiting_for_restart for row in rows)
+    kept_out = sum(row.kept_out for row in rows)
     sentence = _("Requests reach %(count)d instances of %(all)d deployments.") % {"count": serving, "all": len(rows)}
     if not serving:
         sentence = _("No instance is in rotation: clients get 503.")
         if route.fallback:
             sentence = _("No instance is in rotation: requests go to %(name)s.") % {"name": route.fallback}
-    if waiting:
+    if kept_out:
         sentence += " " + _(
             "%(count)d ready instances were started before a name was added, and get requests after a restart."
-        ) % {"count": waiting}
+        ) % {"count": kept_out}
+    if waits := what_waits(route):
+        sentence += " " + waits
     if not serving:
         return LOOKS["failed"] if not route.fallback else LOOKS["degraded"], sentence
     weighted = [row for row in rows if row.target.weight]
     whole = all(row.in_rotation for row in weighted)
-    return LOOKS["serving" if whole and not waiting else "degraded"], sentence
+    return LOOKS["serving" if whole and not kept_out else "degraded"], sentence
+
+
+def what_waits(route: Route) -> str:
+    """Which of a route's names, and whether its fallback, wait for a rolling restart; empty if nothing does."""
+    parts = []
+    if route.waiting:
+        text = _("Until every instance behind it was restarted, clients that ask for %(names)s get 404.")
+        if route.fallback:
+            text = _("Until every instance behind it and behind %(name)s was restarted, %(names)s gets 404.")
+        parts.append(text % {"names": ", ".join(route.waiting), "name": route.fallback})
+    if route.fallback and not route.fallback_answers:
+        text = _("%(name)s takes over only once its instances were restarted: they do not know this name yet.")
+        parts.append(text % {"name": route.fallback})
+    return " ".join(parts)
 
 
 def gateway_sentence(status: Status | None) -> str:

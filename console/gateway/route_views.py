@@ -46,7 +46,7 @@ def route_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "route": route,
         "shown": shown,
         "url": env.gateway_url(),
-        "snippets": presentation.snippets(route.name),
+        "snippets": presentation.snippets(route.answering[0]),
         "facts": presentation.route_facts(route),
         "adapters": adapters.names_of(route),
     }
@@ -77,6 +77,8 @@ def _edit(request: HttpRequest, route: Route, actor: User) -> HttpResponse:
             add_refusal(form, refusal)
         else:
             messages.success(request, _("%(name)s is saved; the gateway follows within a second.") % {"name": saved})
+            if waits := presentation.what_waits(saved):
+                messages.warning(request, f"{waits} " + _("Names that answered before go on answering."))
             return redirect("route_detail", pk=saved.pk)
     context = {"form": form, "rows": list(form.rows()), "name": name, "pk": route.pk}
     return render(request, "gateway/route_form.html", context, status=400 if form.errors else 200)

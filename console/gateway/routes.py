@@ -16,7 +16,7 @@ from console.common.errors import Refused
 from console.deployments.models import Deployment
 from console.deployments.public import MODEL_NAME
 from console.fleet import desired
-from console.gateway import adapters, bell
+from console.gateway import adapters, bell, publishing
 from console.gateway.models import Alias, Route, Target
 
 
@@ -39,7 +39,10 @@ def save(
     reason: str = "",
     **fields: Any,
 ) -> Route:
-    """Make a route, or change one. Names are unique over all routes and aliases; targets belong to the route's team."""
+    """Make a route, or change one. Names are unique over all routes and aliases; targets belong to the route's team.
+
+    A name that the engines behind it do not know yet waits for their restart; the names that answer go on answering.
+    """
     is_new = route.pk is None
     try:
         with transaction.atomic():
@@ -47,11 +50,15 @@ def save(
                 setattr(route, field, value)
             _check_names(route, aliases)
             _check_targets(route, shares)
+            stored = Route.objects.select_for_update().prefetch_related("aliases").filter(pk=route.pk).first()
+            made = publishing.begin(route, aliases, stored)
             route.created_by = route.created_by or actor
             route.save()
             route.aliases.all().delete()
-            Alias.objects.bulk_create(Alias(route=route, name=name) for name in dict.fromkeys(aliases))
+            Alias.objects.bulk_create(made)
             _store(route, shares)
+            publishing.settle(Route.objects.filter(pk=route.pk))
+            route.refresh_from_db(fields=["name_answers", "fallback_answers"])
             changed(route, "route.create" if is_new else "route.change", actor=actor, reason=reason)
     except IntegrityError:
         raise Refused(_("Another route took one of these names just now."), field="name") from None

@@ -9,10 +9,11 @@ from console.access.models import Team, User
 from console.common.errors import Refused
 from console.deployments import observations, public
 from console.deployments.models import Attempt, Deployment, Instance
-from console.gateway import names, plan, routes
+from console.gateway import names, plan, publishing, routes
 from console.gateway.models import Route
 from console.gateway.routes import Share
 from tests.factories import Fleet
+from workers.gateway import maps
 
 
 def deployed(
@@ -59,24 +60,101 @@ def test_an_instance_that_was_told_to_stop_drains(fleet: Fleet) -> None:
     assert server.draining
 
 
-def test_an_engine_that_does_not_know_a_name_waits_for_its_restart(fleet: Fleet) -> None:
+def restarted(instance: Instance) -> None:
+    """Its engine runs anew, with the names that it is told now."""
+    argv = ["vllm", names.FLAG, *public.served_names(instance.deployment)]
+    number = Attempt.objects.filter(instance=instance).count() + 1
+    Attempt.objects.create(instance=instance, number=number, argv=argv, started_at=timezone.now())
+
+
+def answering() -> list[str]:
+    publishing.settle(Route.objects.all())
+    return sorted(maps.build(plan.read())["names"])
+
+
+def two_behind_chat(fleet: Fleet) -> tuple[Instance, Instance, Route]:
+    first = deployed(fleet, "chat-a", served=["chat-a", "chat"])
+    second = deployed(fleet, "chat-b", served=["chat-b", "chat"], port=18002)
+    return first, second, save("chat", Share(first.deployment), Share(second.deployment))
+
+
+def test_a_new_alias_answers_once_all_engines_know_it_and_the_old_name_never_stops(fleet: Fleet) -> None:
+    first, second, route = two_behind_chat(fleet)
+    everybody = {"chat/chat-a": [first.pk], "chat/chat-b": [second.pk]}
+    shares = [Share(first.deployment), Share(second.deployment)]
+    routes.save(route, aliases=["gpt-4o"], shares=shares, actor=None)
+    assert (servers(), answering(), route.waiting) == (everybody, ["chat"], ["gpt-4o"])
+    assert public.served_names(first.deployment) == ["chat-a", "chat", "gpt-4o"]
+    assert observations.order(first).served_model_names == ["chat-a", "chat", "gpt-4o"]
+    restarted(first)
+    assert (servers(), answering()) == (everybody, ["chat"])
+    Instance.objects.filter(pk=second.pk).update(state="loading")
+    assert answering() == ["chat", "gpt-4o"]
+    Instance.objects.filter(pk=second.pk).update(state="ready")
+    # One that comes back without the name, such as a host that was away, waits: what answers is never taken back.
+    assert (servers(), answering()) == (everybody | {"chat/chat-b": []}, ["chat", "gpt-4o"])
+    restarted(second)
+    assert (servers(), answering()) == (everybody, ["chat", "gpt-4o"])
+    routes.save(route, aliases=["gpt-4o"], shares=shares, actor=None, notes="the same names")
+    assert answering() == ["chat", "gpt-4o"]
+
+
+def test_a_deployment_that_joins_a_route_waits_itself_and_takes_no_name_away(fleet: Fleet) -> None:
+    first = deployed(fleet, "chat-a", served=["chat-a", "chat", "gpt-4o"])
+    route = save("chat", Share(first.deployment), aliases=("gpt-4o",))
+    assert answering() == ["chat", "gpt-4o"]
+    joins = deployed(fleet, "chat", port=18002)
+    shares = [Share(first.deployment), Share(joins.deployment)]
+    routes.save(route, aliases=["gpt-4o"], shares=shares, actor=None)
+    assert (servers(), answering()) == ({"chat/chat-a": [first.pk], "chat/chat": []}, ["chat", "gpt-4o"])
+
+
+def test_a_route_that_changes_its_name_goes_on_under_the_old_one(fleet: Fleet) -> None:
     instance = deployed(fleet, "chat")
     route = save("chat", Share(instance.deployment))
-    routes.save(route, aliases=["gpt-4o"], shares=[Share(instance.deployment)], actor=None)
-    assert servers() == {"chat/chat": []}
-    assert public.served_names(instance.deployment) == ["chat", "gpt-4o"]
-    assert observations.order(instance).served_model_names == ["chat", "gpt-4o"]
-    attempt = {"number": 2, "argv": ["vllm", names.FLAG, "chat", "gpt-4o"], "started_at": timezone.now()}
-    Attempt.objects.create(instance=instance, **attempt)
-    assert servers() == {"chat/chat": [instance.pk]}
+    renamed: dict[str, Any] = {"name": "talk", "shares": [Share(instance.deployment)], "actor": None}
+    routes.save(route, aliases=["chat"], **renamed)
+    assert (list(servers().values()), answering(), route.waiting) == ([[instance.pk]], ["chat"], ["talk"])
+    found = public.endpoint(instance.deployment)
+    assert found
+    assert found.model == "chat"
+    restarted(instance)
+    assert answering() == ["chat", "talk"]
+    routes.save(route, aliases=[], **renamed)
+    assert answering() == ["talk"]
+    routes.save(route, aliases=[], **renamed | {"name": "new"})
+    assert (servers(), answering()) == ({"new/chat": []}, ["new"])
 
 
-def test_who_is_fallen_back_to_serves_the_others_names_too(fleet: Fleet) -> None:
-    instance = deployed(fleet, "spare")
-    spare = save("spare", Share(instance.deployment))
+def test_who_is_fallen_back_to_keeps_its_requests_and_takes_the_others_once_it_knows_their_names(fleet: Fleet) -> None:
+    own, spared = deployed(fleet, "chat"), deployed(fleet, "spare", port=18002)
+    spare = save("spare", Share(spared.deployment))
+    chat = save("chat", Share(own.deployment), fallback=spare)
+    everybody = {"spare/spare": [spared.pk], "chat/chat": [own.pk]}
+
+    def fallback() -> int | None:
+        publishing.settle(Route.objects.all())
+        return {route.names[0]: route.fallback for route in plan.read().routes}["chat"]
+
+    assert set(public.served_names(spared.deployment)) == {"spare", "chat"}
+    assert (servers(), fallback()) == (everybody, None)
+    restarted(spared)
+    assert (servers(), fallback()) == (everybody, spare.pk)
+    chat.refresh_from_db()
+    routes.save(chat, aliases=["org/chat"], shares=[Share(own.deployment)], actor=None)
+    restarted(own)
+    assert (servers(), fallback(), answering()) == (everybody, spare.pk, ["chat", "spare"])
+    restarted(spared)
+    assert (servers(), fallback(), answering()) == (everybody, spare.pk, ["chat", "org/chat", "spare"])
+
+
+def test_a_route_without_deployments_answers_by_its_fallback(fleet: Fleet) -> None:
+    spared = deployed(fleet, "spare")
+    spare = save("spare", Share(spared.deployment))
     save("chat", aliases=("org/chat",), fallback=spare)
-    assert set(public.served_names(instance.deployment)) == {"spare", "chat", "org/chat"}
-    assert servers() == {"spare/spare": []}
+    assert answering() == ["chat", "spare"]
+    restarted(spared)
+    assert answering() == ["chat", "org/chat", "spare"]
 
 
 def test_a_name_belongs_to_one_route(fleet: Fleet) -> None:

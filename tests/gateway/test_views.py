@@ -15,6 +15,7 @@ from console.gateway import keys, routes
 from console.gateway.models import GatewayRequest, Key, Route, UsageDay
 from console.gateway.routes import Share
 from tests.factories import Fleet
+from tests.gateway.test_routes import deployed
 
 
 def signed_in(user: User) -> Client:
@@ -118,6 +119,21 @@ def test_a_route_is_made_with_its_aliases_and_weights(admin: User, fleet: Fleet)
     again = client.post(reverse("route_add"), form | {"name": "other"})
     assert again.status_code == 400
     assert "belongs to the route org/chat" in again.content.decode()
+
+
+def test_a_new_alias_says_that_it_waits_and_offers_the_rolling_restart(admin: User, fleet: Fleet) -> None:
+    instance = deployed(fleet, "chat")
+    route = routes.save(Route(name="chat"), aliases=[], shares=[Share(instance.deployment)], actor=None)
+    form = {
+        "name": "chat", "aliases": "gpt-4o", "balance": "leastconn", "output_assumed": 512, "in_flight_each": 256,
+        "queue_limit": 10, "queue_seconds": 5, "silence_seconds": 60, "enabled": "on",
+        f"target-{instance.deployment_id}-weight": "100",
+    }  # fmt: skip
+    client = signed_in(admin)
+    page = client.post(reverse("route_edit", args=[route.pk]), form, follow=True).content.decode()
+    assert "Until every instance behind it was restarted, clients that ask for gpt-4o get 404." in page
+    assert "Names that answered before go on answering." in page
+    assert reverse("deployment_restart", args=[instance.deployment_id]) in page
 
 
 @pytest.mark.parametrize(

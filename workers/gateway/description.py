@@ -90,7 +90,7 @@ class Route:
 
     number: int
     names: tuple[str, ...]
-    """The public name, then its aliases."""
+    """The public name, then its aliases: those that all engines behind it know."""
     targets: tuple[Target, ...]
     created: int = 0
     """Unix time, for the list of models."""
