@@ -20,6 +20,7 @@ from django.db.models import F, Max
 from console.gateway import adapters
 from console.gateway.models import GatewayRequest, Key, LogCursor, Route, Target, UsageDay
 from console.gateway.sending import Sender
+from workers.gateway.config import GENERATING
 from workers.gateway.description import ADAPTER, BURST_SECONDS, CANARY
 from workers.gateway.log_file import LogFile
 from workers.gateway.messages import Piece
@@ -138,6 +139,7 @@ class Reader:
         key, route, target = _number(fields["key"]), fields["route"], _target(fields["backend"])
         if route not in self._names.routes or key not in self._names.teams or target not in self._names.targets:
             self._names.refreshed()
+        prompt_tokens, output_tokens, is_estimate = _tokens(fields)
         return GatewayRequest(
             request_id=fields["id"][:64],
             at=datetime.fromtimestamp(float(fields["at"]), tz=UTC),
@@ -152,8 +154,9 @@ class Reader:
             refusal=fields["refusal"][:60],
             fallback=fields["fallback"][:62],
             cost=_whole(fields["cost"]),
-            prompt_tokens=_whole(fields["prompt_tokens"]),
-            output_tokens=_whole(fields["output_tokens"]),
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            is_estimate=is_estimate,
             ttft_ms=_whole(fields["first_ms"]),
             latency_ms=_whole(fields["latency_ms"]),
             queue_ms=_whole(fields["queue_ms"]),
@@ -178,7 +181,9 @@ class Reader:
             if row.cost is not None and row.status < 400:
                 who = (f"k{row.key_id}", f"t{row.team_id}", routes.get(row.route, ""))
                 real = (row.prompt_tokens or 0) + (row.output_tokens or 0)
-                self.corrections.add(row.at.timestamp(), who, real - row.cost)
+                # Nothing is given back for an estimate: whoever left early would pay nothing for what engines did.
+                more = max(0, real - row.cost) if row.is_estimate else real - row.cost
+                self.corrections.add(row.at.timestamp(), who, more)
 
     def _append(self, rows: Iterable[GatewayRequest]) -> None:
         """The same as JSON lines, one file a day, for whoever reads files."""
@@ -227,6 +232,7 @@ def as_json(row: GatewayRequest) -> dict[str, Any]:
         "cost": row.cost,
         "prompt_tokens": row.prompt_tokens,
         "output_tokens": row.output_tokens,
+        "is_estimate": row.is_estimate,
         "ttft_ms": row.ttft_ms,
         "latency_ms": row.latency_ms,
         "queue_ms": row.queue_ms,
@@ -262,6 +268,34 @@ def _last_used(rows: Iterable[GatewayRequest]) -> dict[int, datetime]:
         if row.key_id:
             found[row.key_id] = max(row.at, found.get(row.key_id, row.at))
     return found
+
+
+def _tokens(fields: Mapping[str, str]) -> tuple[int | None, int | None, bool]:
+    """What a request took: tokens of its prompt and its answer, as its engine told them, and False.
+
+    Where an engine was at work but its usage was never told, since the client left before its end, they are estimated and
+    it is True: the prompt as it was charged, and of the answer what was charged, but no more than the bytes that came allow.
+    """
+    prompt, output = _whole(fields["prompt_tokens"]), _whole(fields["output_tokens"])
+    cost = _whole(fields["cost"])
+    was_at_work = _number(fields["server"], "i") is not None
+    was_left = fields["end"].startswith(("C", "c"))
+    if (
+        (prompt is not None and output is not None)
+        or cost is None
+        or not was_at_work
+        or fields["path"] not in GENERATING
+        or (int(fields["status"]) >= 400 and not was_left)
+    ):
+        return prompt, output, False
+    # Lines that an older gateway wrote have neither of these.
+    charged_prompt, answer_bytes = _whole(fields.get("estimate", "")), _whole(fields.get("answer_bytes", ""))
+    answer = max(0, cost - (charged_prompt or 0))
+    if not fields["first_ms"]:
+        answer = 0
+    elif answer_bytes is not None:
+        answer = min(answer, (answer_bytes + 2) // 3)
+    return charged_prompt if prompt is None else prompt, max(output or 0, answer), True
 
 
 def _target(backend: str) -> int | None:

@@ -266,6 +266,8 @@ class GatewayRequest(models.Model):
     cost = models.PositiveIntegerField(null=True)
     prompt_tokens = models.PositiveIntegerField(null=True)
     output_tokens = models.PositiveIntegerField(null=True)
+    is_estimate = models.BooleanField(default=False)
+    """True: the engine never told them, since the client left first."""
     ttft_ms = models.PositiveIntegerField(null=True)
     latency_ms = models.PositiveIntegerField(null=True)
     queue_ms = models.PositiveIntegerField(null=True)

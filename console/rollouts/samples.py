@@ -163,9 +163,10 @@ def of_request(row: GatewayRequest) -> Sample:
     """A request of a user. One that the engine refused or broke off counts as failed, whoever is at fault: both sides
     get the same requests."""  # fmt: skip
     pace = None
-    if row.output_tokens and row.output_tokens > 4 and row.latency_ms is not None and row.ttft_ms is not None:
+    counted = row.output_tokens if row.output_tokens and not row.is_estimate else 0
+    if counted > 4 and row.latency_ms is not None and row.ttft_ms is not None:
         spent = row.latency_ms - row.ttft_ms
-        pace = spent / (row.output_tokens - 1) if spent > 0 else None
+        pace = spent / (counted - 1) if spent > 0 else None
     failed = row.status >= 400 or row.end.startswith(("S", "s"))
     return Sample(row.at, USERS, failed, row.ttft_ms, pace, row.finish_reason, row.latency_ms)
 

@@ -124,6 +124,39 @@ def test_the_estimate_is_corrected_by_what_was_used_and_forgotten_with_the_windo
     assert reader.corrections.sums(now + 101) == {}
 
 
+@pytest.mark.parametrize(
+    ("changes", "tokens", "correction"),
+    [
+        # Left in the midst: the prompt as it was told or charged, and of the answer what its bytes allow.
+        ({"prompt_tokens": "-", "answer_bytes": "90"}, (40, 30, True), 0),
+        ({"prompt_tokens": "25", "answer_bytes": "90"}, (25, 30, True), 0),
+        ({"prompt_tokens": "25", "answer_bytes": "90000"}, (25, 60, True), 0),
+        ({"prompt_tokens": "4000", "answer_bytes": "90"}, (4000, 30, True), 3930),
+        # Left before its first byte, which HAProxy tells as a status of its own.
+        ({"prompt_tokens": "-", "first_ms": "-", "status": "400", "end": "CH"}, (40, 0, True), 0),
+        # An older gateway says less.
+        ({"prompt_tokens": "-", "estimate": None}, (None, 100, True), 0),
+        # No engine was at work, or it refused.
+        ({"prompt_tokens": "-", "server": "<NOSRV>", "end": "CQ", "first_ms": "-"}, (None, None, False), -100),
+        ({"prompt_tokens": "-", "status": "400", "end": "--"}, (None, None, False), 0),
+        ({"path": "/v1/embeddings", "prompt_tokens": "40", "end": "--"}, (40, None, False), -60),
+    ],
+)
+def test_what_was_never_told_is_estimated_and_not_given_back(
+    log: Path, changes: dict[str, str | None], tokens: tuple[int | None, int | None, bool], correction: int
+) -> None:
+    left = {"path": "/v1/responses", "end": "CD", "output_tokens": "-", "cost": "100", "estimate": "40"}
+    fields = json.loads(line(1, **left | changes))
+    write(log, json.dumps({name: value for name, value in fields.items() if value is not None}) + "\n")
+    reader = access_log.Reader(log)
+    reader.read()
+    row = GatewayRequest.objects.get()
+    assert (row.prompt_tokens, row.output_tokens, row.is_estimate) == tokens
+    assert access_log.as_json(row)["is_estimate"] == tokens[2]
+    assert usage.whole(UsageDay.objects.all()).tokens == sum(count or 0 for count in tokens[:2])
+    assert reader.corrections.sums(timezone.now().timestamp()).get("t1", 0) == correction
+
+
 def test_old_files_and_requests_are_dropped(log: Path, monkeypatch: pytest.MonkeyPatch, admin: User) -> None:
     monkeypatch.setattr(access_log, "KEPT_REQUESTS", 2)
     write(log, *(line(number) for number in range(5)))

@@ -1,6 +1,8 @@
 """Usage is read from answers while they pass, whole or in pieces; what the client did not ask for is taken out."""
 
 import json
+import time
+from typing import Any
 
 import pytest
 
@@ -116,6 +118,89 @@ def test_responses_and_messages_are_counted_by_their_own_names(gateway: Running,
             name = path.rpartition("/")[2]
             client.post(path, json={"model": "chat", "input": "x"}, headers={"X-Request-Id": name})
             assert usage(gateway, name)[:2] == ("11", "22")
+
+
+def named(*events: dict[str, Any]) -> list[bytes]:
+    """Events as vLLM sends them for responses and messages: each with its type before it."""
+    return [
+        f"event: {one['type']}\ndata: {json.dumps(one, separators=(',', ':'))}\n\n".encode()
+        for one in events
+    ]  # fmt: skip
+
+
+def responded(status: str = "completed", usage: Any = None, reason: str = "") -> dict[str, Any]:
+    # What a client sent along stands in it as it is.
+    asked = {"usage": {"input_tokens": 1, "output_tokens": 1}, "status": "incomplete"}
+    details = {"reason": reason} if reason else None
+    said = [{"type": "message", "status": "completed", "content": []}]
+    return {
+        "id": "r",
+        "incomplete_details": details,
+        "metadata": asked,
+        "output": said,
+        "status": status,
+        "usage": usage,
+    }
+
+
+def response_events(words: int, **last: Any) -> list[bytes]:
+    delta = {"type": "response.output_text.delta", "delta": "\nevent: response.completed\n"}
+    return named(
+        {"type": "response.created", "response": responded("in_progress")},
+        *[delta] * words,
+        {"type": "response.completed", "response": responded(**last)},
+    )
+
+
+def message_events(words: int, reason: str = "end_turn") -> list[bytes]:
+    began = {"id": "m", "content": [], "stop_reason": None, "usage": {"input_tokens": 11, "output_tokens": 0}}
+    return named(
+        {"type": "message_start", "message": began},
+        *[{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}}] * words,
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": None},
+            "usage": {"input_tokens": 11, "output_tokens": 22},
+        },
+        {"type": "message_stop"},
+    )
+
+
+def ask_for(gateway: Running, path: str, *, pieces: int | None = None) -> dict[str, str]:
+    """The access log's line of a stream that was read to its end, or left after so many pieces."""
+    name = f"{path.rpartition('/')[2]}-{time.monotonic_ns()}"
+    with (
+        gateway.client() as client,
+        client.stream("POST", path, json=BODY | {"max_tokens": 400}, headers={"X-Request-Id": name}) as answer,
+    ):
+        for number, _piece in enumerate(answer.iter_raw(), start=1):
+            if number == pieces:
+                break
+    return gateway.line(name)
+
+
+@pytest.mark.parametrize(
+    ("path", "events", "prompt"),
+    [("/v1/responses", response_events(200), "-"), ("/v1/messages", message_events(200), "11")],
+)
+def test_who_leaves_before_the_usage_is_told_does_not_count_as_nothing(
+    gateway: Running, engine: Engine, path: str, events: list[bytes], prompt: str
+) -> None:
+    engine.pieces, engine.pause_seconds = events, 0.05
+    line = ask_for(gateway, path, pieces=5)
+    assert (line["prompt_tokens"], line["output_tokens"], line["status"], line["end"][0]) == (prompt, "-", "200", "C")
+    assert int(line["cost"]) == int(line["estimate"]) + 400
+    assert 4 * len(events[1]) <= int(line["answer_bytes"]) < len(b"".join(events)) / 2
+
+
+def test_the_usage_of_responses_is_that_of_their_last_event(gateway: Running, engine: Engine) -> None:
+    told = {"input_tokens": 11, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 22}
+    engine.pieces = response_events(3, usage=told)
+    assert (line := ask_for(gateway, "/v1/responses"))["prompt_tokens"] == "11"
+    assert line["output_tokens"] == "22"
+    whole = b"".join(engine.pieces)
+    engine.pieces = [whole[at : at + 7] for at in range(0, len(whole), 7)]
+    assert ask_for(gateway, "/v1/responses")["output_tokens"] == "22"
 
 
 def test_ten_thousand_bytes_of_escapes_do_not_slow_the_gateway_down(gateway: Running) -> None:

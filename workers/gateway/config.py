@@ -15,6 +15,8 @@ PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank",
     "/v1/score", "/v1/pooling", "/v1/classify", "/tokenize",
 )  # fmt: skip
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+"""Those whose answers cost tokens; the Lua file knows them, too."""
 HEADROOM_BYTES = 160 * 1024
 """What the buffer holds beside the body: headers, and room to rewrite them."""
 CHECK = (
@@ -131,6 +133,8 @@ LOG_FIELDS = {
     "cost": "%[var(txn.charged)]",
     "prompt_tokens": "%[var(txn.prompt_tokens)]",
     "output_tokens": "%[var(txn.output_tokens)]",
+    "estimate": "%[var(txn.prompt)]",
+    "answer_bytes": "%[var(txn.answer_bytes)]",
     "finish_reason": "%[var(txn.finish_reason)]",
     "first_ms": "%[var(txn.first_ms)]",
     "latency_ms": "%Ta",
@@ -208,6 +212,9 @@ def _shadow_frontend(listener: Listener, thread: int) -> list[str]:
         # The name comes last, since it may hold the separator.
         "    http-request set-var(txn.model) var(txn.order),field(4,;,0)",
         "    http-request set-var(txn.shadow) str(copy)",
+        # As the Lua file has it for requests that it reads.
+        "    http-request set-var(txn.kind) int(2) if { path /v1/messages }",
+        "    http-request set-var(txn.kind) int(3) if { path /v1/responses }",
         "    http-request del-header X-Slipway-Shadow",
         "    use_backend %[var(txn.to)]",
     ]

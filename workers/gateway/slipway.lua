@@ -14,6 +14,10 @@ local GENERATES = {
   ["/v1/chat/completions"] = true, ["/v1/completions"] = true, ["/v1/responses"] = true, ["/v1/messages"] = true,
 }
 local HAS_USAGE_CHUNK = { ["/v1/chat/completions"] = true, ["/v1/completions"] = true }
+-- How an answer is to be read (`txn.kind`): a chunk with usage alone is taken out, or it has a form of its own. Copies of
+-- requests are told theirs by the configuration.
+local STRIP, MESSAGES, RESPONSES = 1, 2, 3
+local OWN_FORM = { ["/v1/messages"] = MESSAGES, ["/v1/responses"] = RESPONSES }
 
 -- Index of the quote that ends the string which begins at `at`; nil if it never ends.
 local function string_end(text, at)
@@ -145,11 +149,12 @@ core.register_action("slipway_read", { "http-req" }, function(txn)
   elseif output then
     txn:set_var("txn.asked", output)
   end
+  if OWN_FORM[path] then txn:set_var("txn.kind", OWN_FORM[path]) end
   if fields.stream == "true" then
     txn:set_var("txn.stream", 1)
     local options = fields.stream_options
     local told = options and byte(options) == OPEN and members(options) or {}
-    if told.include_usage ~= "true" and HAS_USAGE_CHUNK[path] then txn:set_var("txn.strip", 1) end
+    if told.include_usage ~= "true" and HAS_USAGE_CHUNK[path] then txn:set_var("txn.kind", STRIP) end
   end
   if may_hold_controls(body) then txn:set_var("txn.suspect", 1) end
 end)
@@ -275,7 +280,8 @@ function Usage:http_headers(txn, message)
     return filter.CONTINUE
   end
   if txn:get_var("txn.to") then
-    self.strip = txn:get_var("txn.strip") == 1
+    local kind = txn:get_var("txn.kind")
+    if kind == STRIP then self.strip = true elseif kind then self.own_form = kind end
     self.left = txn:get_var("txn.shadow") == "copy" and COPY_ANSWER_BYTES
     filter.register_data_filter(self, message.channel)
   end
@@ -292,13 +298,28 @@ local function last_value(text, name)
   end
 end
 
+-- Whether the usage in `text` is that of the whole answer. A stream of responses first says what was asked, as objects that a
+-- client can fill with anything; no client can forge the line that begins its last event, since it holds real line ends.
+function Usage:is_final(text)
+  if not self.final then
+    self.final = find(text, "\nevent: response.completed\n", 1, true)
+      or find(text, "\nevent: response.incomplete\n", 1, true)
+  end
+  return self.final
+end
+
 -- Read what `text` tells. Quotes inside of answers are escaped, so that an answer can't forge these fields.
 function Usage:read(txn, text)
+  if self.own_form == RESPONSES and not self:is_final(text) then return end
   local at = last_value(text, '"usage":')
   local object = at and match(text, "^%b{}", at)
   if object then
     local prompt = match(object, '"prompt_tokens":%s*(%d+)') or match(object, '"input_tokens":%s*(%d+)')
     local output = match(object, '"completion_tokens":%s*(%d+)') or match(object, '"output_tokens":%s*(%d+)')
+    if self.own_form == MESSAGES then
+      -- A stream of messages begins with zeros: what is not known yet.
+      prompt, output = prompt ~= "0" and prompt, output ~= "0" and output
+    end
     if prompt and prompt ~= self.prompt then self.prompt = prompt; txn:set_var("txn.prompt_tokens", tonumber(prompt)) end
     if output and output ~= self.output then self.output = output; txn:set_var("txn.output_tokens", tonumber(output)) end
   end
@@ -358,6 +379,12 @@ function Usage:http_payload(txn, message)
     if self.left < 0 or milliseconds() - self.began > 1000 * COPY_SECONDS then message:set("\n" .. CUT .. "\n") end
   end
   if not self.strip then
+    if self.own_form then
+      -- These tell their usage at their end alone: what can be said of one whose client left before.
+      if not self.answer_bytes then self.final = byte(text) == OPEN end
+      self.answer_bytes = (self.answer_bytes or 0) + #text
+      txn:set_var("txn.answer_bytes", self.answer_bytes)
+    end
     if self.tail then text = self.tail .. text end
     self:read(txn, text)
     self.tail = sub(text, -TAIL_BYTES)
