@@ -203,6 +203,60 @@ def test_the_usage_of_responses_is_that_of_their_last_event(gateway: Running, en
     assert ask_for(gateway, "/v1/responses")["output_tokens"] == "22"
 
 
+def test_a_string_that_stopped_an_answer_is_not_why_it_ended(gateway: Running, engine: Engine) -> None:
+    events = engine.events()
+    engine.pieces = [
+        *events[:2],
+        events[2].replace(b'"finish_reason":"stop"', b'"finish_reason":"stop","stop_reason":"never"'),
+        *events[3:],
+    ]
+    stream(gateway, "stop-string", stop=["never"])
+    assert usage(gateway, "stop-string") == ("7", "5", "stop")
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ("end_turn", "stop"),
+        ("stop_sequence", "stop"),
+        ("max_tokens", "length"),
+        ("tool_use", "tool_calls"),
+        ("refusal", "refusal"),
+    ],
+)
+def test_messages_end_in_the_words_of_chat_completions(
+    gateway: Running, engine: Engine, told: str, reason: str
+) -> None:
+    engine.pieces = message_events(3, told)
+    line = ask_for(gateway, "/v1/messages")
+    assert (line["prompt_tokens"], line["output_tokens"], line["finish_reason"]) == ("11", "22", reason)
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ({"status": "completed"}, "stop"),
+        ({"status": "incomplete", "reason": "max_output_tokens"}, "length"),
+        ({"status": "incomplete", "reason": "content_filter"}, "content_filter"),
+    ],
+)
+def test_responses_end_in_the_words_of_chat_completions(
+    gateway: Running, engine: Engine, last: dict[str, str], reason: str
+) -> None:
+    told = {"input_tokens": 11, "output_tokens": 22}
+    engine.pieces = response_events(3, usage=told, **last)
+    assert ask_for(gateway, "/v1/responses")["finish_reason"] == reason
+    whole = b"".join(engine.pieces)
+    engine.pieces = [whole[at : at + 50] for at in range(0, len(whole), 50)]
+    engine.pause_seconds = 0.002
+    assert ask_for(gateway, "/v1/responses")["finish_reason"] == reason
+    engine.pieces = [json.dumps(responded(usage=told, **last), separators=(",", ":")).encode()]
+    assert ask_for(gateway, "/v1/responses")["finish_reason"] == reason
+    engine.pieces = response_events(200, **last)
+    engine.pause_seconds = 0.05
+    assert ask_for(gateway, "/v1/responses", pieces=3)["finish_reason"] == "-"
+
+
 def test_ten_thousand_bytes_of_escapes_do_not_slow_the_gateway_down(gateway: Running) -> None:
     seconds = wait_until(lambda: gateway.ask(user='\\"{}[]' * 100_000).status_code == 200, seconds=10)
     assert seconds < 3

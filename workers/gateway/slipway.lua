@@ -18,6 +18,10 @@ local HAS_USAGE_CHUNK = { ["/v1/chat/completions"] = true, ["/v1/completions"] =
 -- requests are told theirs by the configuration.
 local STRIP, MESSAGES, RESPONSES = 1, 2, 3
 local OWN_FORM = { ["/v1/messages"] = MESSAGES, ["/v1/responses"] = RESPONSES }
+-- Why answers end, in the words of chat completions.
+local REASONS = {
+  end_turn = "stop", stop_sequence = "stop", max_tokens = "length", max_output_tokens = "length", tool_use = "tool_calls",
+}
 
 -- Index of the quote that ends the string which begins at `at`; nil if it never ends.
 local function string_end(text, at)
@@ -308,6 +312,23 @@ function Usage:is_final(text)
   return self.final
 end
 
+-- Why an answer of messages or responses ends. A word that is not known stays as it is.
+function Usage:read_end(txn, text)
+  local reason
+  if self.own_form == MESSAGES then
+    local at = last_value(text, '"stop_reason":')
+    reason = at and match(text, '^"([%w_]+)"', at)
+  else
+    -- Why it is incomplete stands before its output, which may come in many pieces, and its status after that.
+    local at = last_value(text, '"incomplete_details":')
+    self.incomplete = at and match(text, '^{%s*"reason":%s*"([%w_]+)"', at) or self.incomplete
+    at = last_value(text, '"status":')
+    local status = at and match(text, '^"([%w_]+)"', at)
+    if status == "completed" then reason = "stop" elseif status == "incomplete" then reason = self.incomplete or "length" end
+  end
+  if reason then txn:set_var("txn.finish_reason", REASONS[reason] or reason) end
+end
+
 -- Read what `text` tells. Quotes inside of answers are escaped, so that an answer can't forge these fields.
 function Usage:read(txn, text)
   if self.own_form == RESPONSES and not self:is_final(text) then return end
@@ -323,6 +344,7 @@ function Usage:read(txn, text)
     if prompt and prompt ~= self.prompt then self.prompt = prompt; txn:set_var("txn.prompt_tokens", tonumber(prompt)) end
     if output and output ~= self.output then self.output = output; txn:set_var("txn.output_tokens", tonumber(output)) end
   end
+  if self.own_form then return self:read_end(txn, text) end
   -- Choices that go on have null here: the last reason that stands is the one.
   local from = 1
   while true do
@@ -332,8 +354,6 @@ function Usage:read(txn, text)
     if reason then txn:set_var("txn.finish_reason", reason) end
     from = stop + 1
   end
-  local reason = find(text, '"stop_reason":', 1, true) and match(text, '"stop_reason":%s*"([%w_]+)"')
-  if reason then txn:set_var("txn.finish_reason", reason) end
 end
 
 -- Offsets of the events of a stream that hold usage and nothing else, and where its last whole event ends.
