@@ -177,7 +177,7 @@ class Running:
 
     def answers(self) -> bool:
         try:
-            return httpx2.get(f"{self.url}/healthz", timeout=1, trust_env=False).status_code == 200
+            return httpx2.get(f"{self.url}/healthz", timeout=1, trust_env=False, verify=False).status_code == 200
         except httpx2.HTTPError:
             return False
 
