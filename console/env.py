@@ -108,6 +108,13 @@ class Environment(BaseSettings):
     slipway_gateway_certificate: str = Field(
         default="", description="PEM file with certificate and key: the gateway speaks TLS and HTTP/2 then."
     )
+    slipway_gateway_body_bytes: int = Field(
+        default=2 * 1024 * 1024,
+        ge=64 * 1024,
+        le=64 * 1024 * 1024,
+        description="Largest body of a request that the gateway takes, in bytes, from 65536 to 67108864 (64 MiB). Every "
+        "buffer of HAProxy is that large.",
+    )
     slipway_gateway_syslog: str = Field(
         default="",
         description="Where each request of the gateway goes as a line of syslog: udp://HOST:514 or tcp://HOST:PORT.",

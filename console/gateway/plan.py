@@ -50,6 +50,7 @@ def listener() -> Listener:
         certificate=certificate,
         certificate_sha256=hashlib.sha256(content).hexdigest() if content else "",
         threads=min(4, os.cpu_count() or 1),
+        body_limit_bytes=settled.slipway_gateway_body_bytes,
     )
 
 

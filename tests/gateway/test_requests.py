@@ -5,11 +5,14 @@ import re
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import pytest
 
+from console import env
+from console.gateway import plan
 from tests.gateway.backend import Engine, Running, key_of, route_of, target_of, wait_until
 from workers.gateway.description import Limits
 
@@ -121,6 +124,30 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(gateway: Running, en
     big = gateway.ask(user="x" * (limit - 200))
     assert big.status_code == 200
     assert len(engine.asked[0][1]["user"]) == limit - 200
+
+
+@pytest.mark.parametrize("limit", [64 * 1024, 64 * 1024 * 1024])
+def test_the_limit_of_bodies_can_be_set(
+    haproxy: Running, engine: Engine, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(env, "environment", lambda: env.Environment(slipway_gateway_body_bytes=limit))
+    set_to = replace(haproxy.gateway.listener, body_limit_bytes=plan.listener().body_limit_bytes)
+    haproxy.start(listener=set_to, routes=(route_of(target_of(engine)),), keys=(key_of("secret"),))
+    answer = haproxy.raw(HEAD + f"Content-Length: {limit + 1}\r\n\r\n".encode(), seconds=2)
+    assert f"larger than {limit:,} bytes".encode() in answer
+    assert not engine.asked
+    fits = min(limit, 5_000_000) - 200
+    assert haproxy.ask(user="x" * fits).status_code == 200
+    assert len(engine.asked[0][1]["user"]) == fits
+
+
+@pytest.mark.parametrize("limit", ["65535", "67108865", "2 MiB"])
+def test_a_limit_of_bodies_that_can_not_be_stops_the_start_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setenv("SLIPWAY_GATEWAY_BODY_BYTES", limit)
+    with pytest.raises(SystemExit, match=f"SLIPWAY_GATEWAY_BODY_BYTES={limit}: .* from 65536 to 67108864"):
+        env.environment.__wrapped__()
 
 
 def test_limits_of_a_route_are_checked_before_an_engine_is_touched(haproxy: Running, engine: Engine) -> None:
