@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
-from django.db.models import Sum
+from django.db.models import F, Sum
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
@@ -15,7 +15,7 @@ from console.alerts.readings import Reading, Scene, about_deployment
 from console.common import authority
 from console.deployments import launches
 from console.deployments.models import Deployment
-from console.gateway.models import Key, TeamLimits, UsageDay
+from console.gateway.models import Key, Route, TeamLimits, UsageDay
 
 DAY_SECONDS = 86400
 PREDICTED = ("weights_bytes", "kv_cache_tokens")
@@ -83,6 +83,10 @@ def budgets(scene: Scene) -> Iterable[Reading]:
     if limits and limits.daily_tokens:
         share = _share(sum(used.values()), limits.daily_tokens)
         yield Reading(f"budget:team:{limits.team_id}", str(limits.team), *share, "", reverse("usage"))
+    taken = dict(rows.values_list("route").annotate(used=Sum(F("prompt_tokens") + F("output_tokens"))))
+    for route in Route.objects.filter(team_id=scene.team, daily_tokens__gt=0):
+        share = _share(taken.get(route.name, 0), route.daily_tokens or 0)
+        yield Reading(f"budget:route:{route.pk}", route.name, *share, "", reverse("route_detail", args=[route.pk]))
 
 
 def _share(used: int, limit: int) -> tuple[float, str]:

@@ -43,8 +43,8 @@ class RouteForm(forms.ModelForm):  # type: ignore[type-arg]
         model = Route
         fields = [
             "name", "balance", "fallback", "context_tokens", "output_cap", "output_assumed", "long_tokens",
-            "requests_per_minute", "tokens_per_minute", "concurrency", "in_flight_each", "queue_limit", "queue_seconds",
-            "silence_seconds", "deadline_seconds", "exact_context", "control_characters", "enabled", "notes",
+            "requests_per_minute", "tokens_per_minute", "concurrency", "daily_tokens", "in_flight_each", "queue_limit",
+            "queue_seconds", "silence_seconds", "deadline_seconds", "exact_context", "control_characters", "enabled", "notes",
         ]  # fmt: skip
         labels = {
             **LIMIT_LABELS,
@@ -55,6 +55,7 @@ class RouteForm(forms.ModelForm):  # type: ignore[type-arg]
             "output_cap": _("Highest max_tokens"),
             "output_assumed": _("Answer assumed, in tokens"),
             "long_tokens": _("Long from, in tokens"),
+            "daily_tokens": _("Tokens a day"),
             "in_flight_each": _("At work in one instance"),
             "queue_limit": _("Waiting at most"),
             "queue_seconds": _("Waiting at most, in seconds"),
@@ -77,6 +78,7 @@ class RouteForm(forms.ModelForm):  # type: ignore[type-arg]
                 "What an answer is charged with if the request names no max_tokens, until the real number is known."
             ),
             "long_tokens": _("Prompts estimated longer go to the deployments of the long lane."),
+            "daily_tokens": _("Prompt and answer together; the day is UTC’s. Empty: no budget."),
             "in_flight_each": _("More than that wait in the gateway, for whichever instance is free first."),
             "queue_limit": _("One more is refused with 429, and told how many wait."),
             "silence_seconds": _("An engine that sends nothing for so long is given up."),

@@ -72,6 +72,8 @@ class Route(Owned, Limited):
         default=600, validators=[MinValueValidator(5), MaxValueValidator(86_400)]
     )
     in_flight_each = models.PositiveIntegerField(default=256, validators=[MinValueValidator(1)])
+    daily_tokens = models.PositiveBigIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
+    """Prompt and answer together, by all keys; each adapter of the route has as many of its own."""
     shadow_allowed_at = models.DateTimeField(null=True, blank=True)
     """Since when its requests may also be sent to engines that are being tried out; None: they may not."""
     shadow_allowed_by = models.ForeignKey(User, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 
-from django.db.models import F, Q, Sum
+from django.db.models import F, Q, QuerySet, Sum
 from django.utils import timezone
 
 from console import env
@@ -192,7 +192,7 @@ def _limits(limited: models.Limited) -> Limits:
 
 
 def spent(now: datetime) -> dict[str, int]:
-    """Keys and teams whose daily budget is used up, to the moment at which the next day (UTC) begins."""
+    """Keys, teams and routes whose daily budget is used up, to the moment at which the next day (UTC) begins."""
     today = now.astimezone(UTC).date()
     until = int(datetime.combine(today + timedelta(days=1), time(), tzinfo=UTC).timestamp())
     rows = models.UsageDay.objects.filter(day=today)
@@ -204,4 +204,18 @@ def spent(now: datetime) -> dict[str, int]:
         f"t{pk}"
         for pk in teams.filter(used__gte=F("team__gateway_limits__daily_tokens")).values_list("team", flat=True)
     ]
-    return dict.fromkeys(over, until)
+    return dict.fromkeys([*over, *_spent_routes(rows)], until)
+
+
+def _spent_routes(today: QuerySet[models.UsageDay]) -> Iterable[str]:
+    """Routes, and adapters as models of their own, that have taken as much as their route may in a day."""
+    routes = models.Route.objects.filter(daily_tokens__isnull=False).values_list("pk", "name", "daily_tokens")
+    limits = {f"r{pk}": (name, most or 0) for pk, name, most in routes}
+    if not limits:
+        return
+    for key, name in adapters.names_in_log().items():
+        if of_route := limits.get(key.partition(description.ADAPTER)[0]):
+            limits[key] = (name, of_route[1])
+    taken = today.filter(route__in=[name for name, _most in limits.values()]).values("route")
+    used = dict(taken.annotate(used=Sum(F("prompt_tokens") + F("output_tokens"))).values_list("route", "used"))
+    yield from (key for key, (name, most) in limits.items() if used.get(name, 0) >= most)

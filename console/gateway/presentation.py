@@ -165,6 +165,7 @@ def route_facts(route: Route) -> list[tuple[str, str]]:
         (_("Requests go"), str(route.get_balance_display())),
         (_("Falls back to"), str(route.fallback or "–")),
         *_limits(route),
+        (_("Budget"), _budget(route.daily_tokens)),
         (_("Context"), _tokens(route.context_tokens) if route.context_tokens else _("the engine decides")),
         (_("Highest max_tokens"), _tokens(route.output_cap) if route.output_cap else _("no cap")),
         (_("At work in one instance"), _count(route.in_flight_each)),
@@ -185,8 +186,11 @@ def route_facts(route: Route) -> list[tuple[str, str]]:
 def key_facts(key: Key) -> list[tuple[str, str]]:
     """What a key may do."""
     may = _("every route of the team") if key.all_routes else ", ".join(route.name for route in key.routes.all())
-    budget = _("%s a day") % _tokens(key.daily_tokens) if key.daily_tokens else _("no budget")
-    return [(_("May use"), may), *_limits(key), (_("Budget"), budget)]
+    return [(_("May use"), may), *_limits(key), (_("Budget"), _budget(key.daily_tokens))]
+
+
+def _budget(daily_tokens: int | None) -> str:
+    return _("%s a day") % _tokens(daily_tokens) if daily_tokens else _("no budget")
 
 
 def _limits(limited: Limited) -> list[tuple[str, str]]:

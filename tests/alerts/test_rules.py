@@ -314,6 +314,19 @@ def test_a_rule_fires_after_its_time_and_clears_when_it_is_over(stage: Stage, ot
     assert alert.closed_at is not None
 
 
+def test_a_routes_budget_is_told_by_its_name(stage: Stage) -> None:
+    stage.only("budget")
+    route = Route.objects.create(name="chat", team_id=1, daily_tokens=1000)
+    tokens_used(950)(stage)
+    Key.objects.update(daily_tokens=None)
+    stage.rounds(30)
+    (alert,) = stage.living("budget")
+    assert (alert.name, alert.url) == ("chat", f"/routes/{route.pk}/")
+    UsageDay.objects.update(prompt_tokens=100)
+    stage.rounds(200)
+    assert not stage.living("budget")
+
+
 def test_a_short_peak_raises_nothing(stage: Stage) -> None:
     stage.only("kv-full")
     for _ in range(5):

@@ -208,6 +208,16 @@ def test_usage_and_corrections_are_of_the_adapters_name(fleet: Fleet, admin: Use
     }  # fmt: skip
 
 
+@pytest.mark.django_db
+def test_it_has_as_large_a_budget_as_its_base_and_spends_its_own(fleet: Fleet, admin: User) -> None:
+    instance, adapter = loaded(fleet, admin)
+    route = routes.save(Route(name="chat", daily_tokens=9), aliases=[], shares=[Share(instance.deployment)], actor=None)
+    key, _secret = keys.create(name="app", owner=None, routes=None, expires_at=None, actor=None, team_id=1)
+    now = timezone.now()
+    UsageDay.objects.create(day=now.date(), team_id=1, key=key, route="polite", prompt_tokens=9)
+    assert set(plan.spent(now)) == {f"r{route.pk}a{adapter.pk}"}
+
+
 def test_maps_grant_an_adapter_to_the_keys_of_its_base(engine: Engine) -> None:
     target = target_of(engine)
     listener = Listener("/nowhere", "/nowhere.lua")

@@ -94,3 +94,17 @@ def test_a_budget_is_spent_by_what_was_counted_today(admin: User) -> None:
     UsageDay.objects.filter(pk=row.pk).update(output_tokens=4000)
     assert set(plan.spent(timezone.now())) == {f"k{key.pk}", "t1"}
     assert plan.spent(timezone.now() + timedelta(days=1)) == {}
+
+
+def test_a_routes_budget_is_spent_by_all_keys_together(admin: User) -> None:
+    route = Route.objects.create(name="chat", team_id=1, daily_tokens=100)
+    Route.objects.create(name="other", team_id=1)
+    today = timezone.now().date()
+    for name in ("one", "two"):
+        key, _secret = make(name=name)
+        UsageDay.objects.create(day=today, team_id=1, key=key, route="chat", prompt_tokens=30, output_tokens=19)
+        UsageDay.objects.create(day=today, team_id=1, key=key, route="other", prompt_tokens=999)
+    assert plan.spent(timezone.now()) == {}
+    UsageDay.objects.filter(route="chat", key=key).update(output_tokens=21)
+    assert set(plan.spent(timezone.now())) == {f"r{route.pk}"}
+    assert plan.spent(timezone.now() + timedelta(days=1)) == {}

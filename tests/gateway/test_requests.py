@@ -253,6 +253,21 @@ def test_a_spent_budget_is_refused_until_the_day_ends(haproxy: Running, engine: 
     assert haproxy.ask().status_code == 200
 
 
+def test_a_spent_budget_of_a_route_is_refused_for_all_its_keys_and_for_no_other_route(
+    haproxy: Running, engine: Engine
+) -> None:
+    routes = (route_of(target_of(engine)), route_of(target_of(engine, 2), number=2, names=("other",)))
+    keys = (key_of("secret", routes=(1, 2)), key_of("second", 2))
+    haproxy.start(routes=routes, keys=keys, spent={"r1": int(time.time()) + 500})
+    for key in ("secret", "second"):
+        answer = haproxy.ask(key=key)
+        assert error(answer) == (429, "route_daily_budget")
+        assert 400 < int(answer.headers["retry-after"]) <= 500
+    assert haproxy.ask("other").status_code == 200
+    assert haproxy.change(spent={}).way == "runtime"
+    assert haproxy.ask(key="second").status_code == 200
+
+
 def test_a_key_past_its_expiry_is_refused_even_if_nobody_removes_it(haproxy: Running, engine: Engine) -> None:
     haproxy.start(routes=(route_of(target_of(engine)),), keys=(key_of("secret", expires=int(time.time()) - 1),))
     assert error(haproxy.ask()) == (401, "expired_api_key")

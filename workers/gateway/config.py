@@ -462,14 +462,15 @@ def _cost_checks() -> list[str]:
 
 def _budget(listener: Listener) -> list[str]:
     rules = []
-    for who in ("key", "team"):
+    words = {"key": "this key", "team": "this team", "route": "this model"}
+    for who in words:
         rules += [
             f"http-request set-var(txn.until) var(txn.{who}),{_map(listener, 'spent', 'map_str_int', '0')}",
             "http-request set-var(txn.retry) date(),neg,add(txn.until)",
             *refuse(
                 429,
                 f"{who}_daily_budget",
-                f"The daily token budget of this {who} is used up.",
+                f"The daily token budget of {words[who]} is used up.",
                 "{ var(txn.until),add(0) gt 0 } { var(txn.retry),add(0) gt 0 }",
                 headers=("Retry-After %[var(txn.retry)]",),
                 kind="rate_limit_error",

@@ -171,7 +171,7 @@ class Gateway:
     routes: tuple[Route, ...] = ()
     keys: tuple[Key, ...] = ()
     spent: dict[str, int] = field(default_factory=dict)
-    """`k1` or `t1` whose daily budget is used up, to the Unix time at which the next day begins."""
+    """`k1`, `t1` or `r1` whose daily budget is used up, to the Unix time at which the next day begins."""
     corrections: dict[str, int] = field(default_factory=dict)
     """`k1`, `t1`, `r1` to the tokens that were really used within `BURST_SECONDS`, less those that were estimated."""
 
