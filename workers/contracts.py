@@ -156,8 +156,9 @@ class GoldenAnswer(Message):
 class Probe(Message):
     """What validation asks a freshly started model, and what warm-up sends."""
 
-    mode: Literal["chat", "completions"] = "chat"
-    """`completions`: a base model without a chat template, declared as one."""
+    mode: Literal["chat", "completions", "embeddings"] = "chat"
+    """`completions`: a base model without a chat template, declared as one. `embeddings`: a model that pools; an engine
+    without any interface for text is asked so whatever this says."""
     prompt: str = "What is the capital of France? Answer in one sentence."
     expected: str = ""
     """Text that the answer must contain (case-insensitive); empty: only sanity is checked."""

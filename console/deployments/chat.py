@@ -160,6 +160,8 @@ def refusal(status: int, body: str) -> str:
             )
             % said
         )
+    if status == 404 and lower == "not found":  # the interface, not the model: it has those of its model's tasks only
+        return _("The engine makes no text: its model gives vectors. Ask it at /v1/embeddings, or at /pooling.")
     if status == 404:
         return _("The engine does not know this model: another process may have its port. It said: %s") % said
     if status in (429, 503):
@@ -175,5 +177,5 @@ def _said(body: str) -> str:
     except ValueError:
         return body.strip()[:500]
     found = content.get("error", content) if isinstance(content, dict) else content
-    message = found.get("message") if isinstance(found, dict) else found
+    message = (found.get("message") or found.get("detail")) if isinstance(found, dict) else found
     return str(message or body).strip()[:500]

@@ -24,6 +24,8 @@ def control_run(instance: Instance, *, actor: User | None, reason: str) -> Job:
         raise Refused(gone)
     jobs.refuse_while_busy(subject_kind="instance", subject_id=instance.pk)
     probe = Probe.model_validate(spec.probe)
+    if probe.mode == "embeddings":
+        raise Refused(_("A control run asks a question, and this model gives vectors: verify its files instead."))
     payload = ControlRunPayload(
         engine=instance.engine.key,
         model_path=instance.copy.path,

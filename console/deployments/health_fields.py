@@ -29,8 +29,15 @@ class HealthFields(forms.Form):
     probe_mode = forms.ChoiceField(
         label=_("Asked as"),
         required=False,
-        choices=[("", _("a chat")), ("completions", _("a text to go on with"))],
-        help_text=_("A base model without a chat template can't be asked as a chat."),
+        choices=[
+            ("", _("a chat")),
+            ("completions", _("a text to go on with")),
+            ("embeddings", _("a text to make a vector of")),
+        ],
+        help_text=_(
+            "A base model without a chat template can't be asked as a chat. An engine that makes no text is asked for vectors "
+            "whatever stands here."
+        ),
     )
     probe_prompt = forms.CharField(
         label=_("Probe question"),

@@ -12,6 +12,7 @@ from console.rollouts.plans import Plan
 from console.rollouts.samples import Samples, Side
 from console.rollouts.services import instances_of
 
+OF_TEXT = ("pace", "finish")
 FIRST_REQUESTS = 10
 FIRST_ERRORS = 3
 USUAL_ERROR_SHARE = 0.02
@@ -20,11 +21,11 @@ BIN_SECONDS = 10
 
 
 def compare(samples: Samples, step: RolloutStep, plan: Plan, look: int) -> dict[str, Comparison]:
-    """All measures of a step at one look."""
+    """All measures of a step at one look. Where nothing is generated, there is no pace and no end of an answer to compare."""
     allowed = inference.allowance(max(1, look), steps=len(plan.stages))
     old, new, margins = samples.old(step), samples.new(step), plan.margins
     every_old, every_new = samples.whole("old"), samples.whole("new")
-    return {
+    found = {
         "ttft": inference.compare_times(old.ttft(), new.ttft(), margin=margins.ttft, allowed=allowed),
         "pace": inference.compare_times(old.pace(), new.pace(), margin=margins.pace, allowed=allowed),
         # Failures are rare: those of all steps count together.
@@ -33,6 +34,8 @@ def compare(samples: Samples, step: RolloutStep, plan: Plan, look: int) -> dict[
         ),
         "finish": inference.compare_shares(every_old.cut(), every_new.cut(), margin=margins.finish, allowed=allowed),
     }
+    is_text = every_old.generates or every_new.generates
+    return {name: one for name, one in found.items() if is_text or name not in OF_TEXT}
 
 
 def smaller_side(samples: Samples, step: RolloutStep) -> int:

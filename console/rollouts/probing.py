@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx2
@@ -22,6 +22,7 @@ from console.rollouts import models, services
 from console.rollouts.models import Rollout
 from workers.contracts import Probe
 from workers.vllm.sanity import judge_answer
+from workers.vllm.vectors import EMBEDDINGS_PATH, POOLING_PATH, fault_of, values_of
 
 CONNECT_SECONDS = 2.0
 SHORT_TOKENS = 8
@@ -41,32 +42,51 @@ class Answer:
     finish_reason: str = ""
     trouble: str = ""
     detail: str = ""
+    vector: tuple[float, ...] | None = None
+    """What came instead of a text; then `ttft_seconds` is the time of the whole answer."""
 
 
 def ask(endpoint: Endpoint, probe: Probe, *, max_tokens: int, patience_seconds: float) -> Answer:
-    """One question, streamed. Never raises for anything that a server may do."""
+    """One question, streamed, or one vector. Never raises for anything that a server may do."""
     timeout = httpx2.Timeout(patience_seconds, connect=CONNECT_SECONDS)
-    began = time.monotonic()
+    headers = {"Authorization": f"Bearer {endpoint.key}"}
     try:
-        with (
-            httpx2.Client(timeout=timeout, trust_env=False) as client,
-            client.stream(
-                "POST",
-                f"{endpoint.url}/v1/{'completions' if probe.mode == 'completions' else 'chat/completions'}",
-                json=_body(endpoint, probe, max_tokens),
-                headers={"Authorization": f"Bearer {endpoint.key}"},
-            ) as response,
-        ):
-            if response.status_code != 200:
-                said = response.read().decode("utf-8", "replace")
-                return Answer(trouble="error", detail=chat.refusal(response.status_code, said))
-            return _read(response.iter_lines(), began, patience_seconds)
+        with httpx2.Client(base_url=endpoint.url, timeout=timeout, headers=headers, trust_env=False) as client:
+            text = None if probe.mode == "embeddings" else _text(client, endpoint, probe, max_tokens, patience_seconds)
+            return text or _vector(client, endpoint, probe)
     except (httpx2.ConnectError, httpx2.ConnectTimeout):
         return Answer(trouble="away", detail=_("It does not answer at %(url)s.") % {"url": endpoint.url})
     except httpx2.TimeoutException:
         return Answer(trouble="silent", detail=_("No token within %(seconds)g s.") % {"seconds": patience_seconds})
     except (httpx2.HTTPError, ValueError):
         return Answer(trouble="error", detail=_("The connection broke while it answered."))
+
+
+def _text(
+    client: httpx2.Client, endpoint: Endpoint, probe: Probe, max_tokens: int, patience_seconds: float
+) -> Answer | None:
+    """None from an engine that makes no text: it has the interfaces of its model's tasks only."""
+    path = "/v1/completions" if probe.mode == "completions" else "/v1/chat/completions"
+    began = time.monotonic()
+    with client.stream("POST", path, json=_body(endpoint, probe, max_tokens)) as response:
+        if response.status_code == 200:
+            return _read(response.iter_lines(), began, patience_seconds)
+        said = response.read().decode("utf-8", "replace")
+    if response.status_code == 404 and client.get(path).status_code == 404:
+        return None
+    return Answer(trouble="error", detail=chat.refusal(response.status_code, said))
+
+
+def _vector(client: httpx2.Client, endpoint: Endpoint, probe: Probe) -> Answer:
+    body = {"model": endpoint.model, "input": probe.prompt, "encoding_format": "float"}
+    began = time.monotonic()
+    response = client.post(EMBEDDINGS_PATH, json=body)
+    if response.status_code == 404:
+        began = time.monotonic()
+        response = client.post(POOLING_PATH, json=body)
+    if response.status_code != 200:
+        return Answer(trouble="error", detail=chat.refusal(response.status_code, response.text))
+    return Answer(ttft_seconds=time.monotonic() - began, vector=values_of(response.json()))
 
 
 def _body(endpoint: Endpoint, probe: Probe, max_tokens: int) -> dict[str, Any]:
@@ -105,6 +125,8 @@ def judged(answer: Answer, probe: Probe) -> Answer:
     """The answer to the deployment's own question, with what is wrong with its text."""
     if answer.trouble:
         return answer
+    if answer.vector is not None:
+        return _judged_vector(answer, answer.vector)
     found = judge_answer(
         answer.text, finish_reason=answer.finish_reason or None, expected=probe.expected or None,
         language=probe.language or None,
@@ -114,7 +136,18 @@ def judged(answer: Answer, probe: Probe) -> Answer:
     if not wrong:
         return answer
     detail = _("%(what)s. It said: %(text)s") % {"what": wrong[0].message, "text": answer.text.strip()[:200] or "–"}
-    return Answer(answer.text, answer.ttft_seconds, answer.pace_seconds, answer.finish_reason, "garbage", detail)
+    return replace(answer, trouble="garbage", detail=detail)
+
+
+def _judged_vector(answer: Answer, vector: tuple[float, ...]) -> Answer:
+    if not (fault := fault_of(vector)):
+        return answer
+    detail = {
+        "empty": _("Its answer holds no vector."),
+        "not_finite": _("Its vector has numbers that are not finite."),
+        "zeros": _("Its vector is zeros only."),
+    }[fault]
+    return replace(answer, trouble="garbage", detail=detail)
 
 
 def ask_both(rollout: Rollout, *, is_validation: bool, turn: int = 0) -> list[models.Probe]:

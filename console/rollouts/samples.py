@@ -58,6 +58,12 @@ class Side:
         return _counts((one.stratum, one.finish_reason not in _ENDED_WELL) for one in answered)
 
     @property
+    def generates(self) -> bool:
+        """False if all that was answered were vectors: nothing has a pace, or an end of its own."""
+        answered = [one for one in self.samples if not one.failed]
+        return not answered or any(one.finish_reason or one.pace_ms is not None for one in answered)
+
+    @property
     def users(self) -> int:
         """Requests of users, and copies of them."""
         return sum(one.stratum == USERS for one in self.samples)

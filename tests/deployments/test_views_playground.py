@@ -114,6 +114,7 @@ async def test_the_request_carries_key_model_and_parameters() -> None:
             "longer than the model's context",
         ),
         (404, {"error": {"message": "The model `chat` does not exist."}}, "does not know this model"),
+        (404, {"detail": "Not Found"}, "its model gives vectors"),
         (503, {"error": {"message": "queue is full"}}, "full at the moment"),
         (400, {"message": "no chat template is allowed"}, "no chat template"),
         (500, {"error": {"message": "EngineCore died"}}, "status 500: EngineCore died"),

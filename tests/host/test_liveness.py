@@ -104,6 +104,15 @@ def test_an_idle_engine_with_a_stopped_process_is_found_by_asking_for_one_token(
     console.wait("instance.observed", instance=str(order.instance), phase="ready", attempt=2)
 
 
+def test_an_idle_engine_that_pools_is_asked_for_a_vector(host: HostUnderTest, console: Console, tmp_path: Path) -> None:
+    trigger = tmp_path / "hang-now"
+    order = ready(host, console, {"probe_seconds": 0.2}, pools="embed", hang_on_file=str(trigger))
+    time.sleep(3)  # at least three times, which would be enough to call it hung
+    assert console.phases(order.instance)[-1] == "ready"
+    trigger.touch()
+    assert "although idle" in hung(console, order)["diagnosis"]["message"]
+
+
 @pytest.mark.long
 def test_an_api_server_that_is_stopped_is_a_hang(host: HostUnderTest, console: Console) -> None:
     order = ready(host, console, {})

@@ -72,3 +72,8 @@ def test_an_engine_that_answers_with_an_error_fails_the_step_by_name(measure: Ca
 
 def _rows(result: QualityResult) -> list[dict[str, object]]:
     return [one.model_dump() for one in result.answers]
+
+
+def test_a_model_that_gives_vectors_is_asked_nothing(measure: Callable[..., Measured]) -> None:
+    ended = ask(measure(pools="embed"))
+    assert (ended.outcome, ended.failure and ended.failure.code) == ("failed", "quality.no_text")

@@ -232,6 +232,48 @@ def test_warm_up_of_a_slow_engine_ends_with_two_times_that_are_alike(host: HostU
     assert len(result.rounds) in (2, 3)  # a busy machine may need one more
 
 
+@pytest.mark.parametrize(("pools", "path"), [("embed", "/v1/embeddings"), ("classify", "/pooling")])
+def test_a_model_that_pools_is_asked_for_vectors_though_declared_as_a_chat(
+    host: HostUnderTest, pools: str, path: str
+) -> None:
+    examined = Examined(host, {"pools": pools}, arguments=["--max-model-len", "512"])
+    rows = {row.name: row for row in examined.validate().checks}
+    assert {name: row.outcome for name, row in rows.items()} == dict.fromkeys(
+        ("tokenizer", "vectors", "weights", "lengths"), "ok"
+    )
+    assert rows["vectors"].fact.startswith(path)
+    assert "510 tokens" in rows["lengths"].fact
+    result = warm_up(examined.target, examined.progress)
+    assert (result.stable, result.completion_tokens, result.tokens_per_second) == (True, 0, None)
+    assert examined.files.ready_attempt() == 1
+
+
+@pytest.mark.parametrize(
+    ("vector", "suspect"),
+    [("zeros", "weights"), ("not_finite", "weights"), ("unsteady", "engine"), ("same_for_all", "weights"),
+     ("empty", "engine")],
+)  # fmt: skip
+def test_vectors_that_can_not_be_the_work_of_sound_weights_are_refused(
+    host: HostUnderTest, vector: str, suspect: str
+) -> None:
+    error = Examined(host, {"pools": "embed", "vector": vector}).refused()
+    assert error.failure.code == f"vector.{vector}"
+    assert suspect in error.failure.message
+    assert error.failure.next
+    assert [row["name"] for row in error.result["checks"]][:2] == ["tokenizer", "vectors"]
+
+
+def test_two_texts_of_one_class_are_shown_only(host: HostUnderTest) -> None:
+    examined = Examined(host, {"pools": "classify", "vector": "same_for_all"})
+    assert {row.name: row.outcome for row in examined.validate("brief").checks}["vectors"] == "warning"
+
+
+def test_a_model_for_text_that_is_declared_as_one_for_embeddings_is_refused(host: HostUnderTest) -> None:
+    error = Examined(host, {}, probe={"mode": "embeddings"}).refused()
+    assert error.failure.code == "validate.no_vectors"
+    assert "--runner pooling" in error.failure.next
+
+
 def test_stability_is_about_the_last_times() -> None:
     assert is_stable([4.0, 0.5, 0.051, 0.050, 0.052])
     assert not is_stable([0.05, 0.05, 0.2])

@@ -52,9 +52,10 @@ def requests(rollout: Rollout, side: str, count: int, **changes: Any) -> None:
         "output_tokens": 46,
         "finish_reason": "stop",
         "end": "--",
+        "path": "/v1/chat/completions",
     }
     GatewayRequest.objects.bulk_create(
-        GatewayRequest(request_id="r", at=timezone.now(), path="/v1/chat/completions", route="chat", instance=instance.pk,
+        GatewayRequest(request_id="r", at=timezone.now(), route="chat", instance=instance.pk,
                        deployment="chat-a", **given | changes)
         for _number in range(count)
     )  # fmt: skip
@@ -73,6 +74,15 @@ def test_a_good_step_leads_to_the_next_one_and_a_driver_that_is_new_goes_on(roll
     assert Canary.objects.get().share == 50
     measures = {one["name"]: one for one in RolloutStep.objects.get(position=1).measures}
     assert (measures["ttft"]["old"], measures["ttft"]["new"], measures["ttft"]["new_count"]) == (100, 95, 1300)
+
+
+def test_vectors_are_judged_by_their_time_and_failures(rollout: Rollout) -> None:
+    of_a_vector = {"path": "/v1/embeddings", "output_tokens": 0, "finish_reason": "", "latency_ms": 100}
+    requests(rollout, "old", 1000, **of_a_vector)
+    requests(rollout, "new", 1300, ttft_ms=95, **of_a_vector)
+    Driver().round()
+    assert weights(rollout) == [(10, "better_or_equal"), (50, "undecided")]
+    assert [one["name"] for one in RolloutStep.objects.get(position=1).measures] == ["ttft", "errors"]
 
 
 def test_a_doubled_time_to_the_first_token_sends_everything_back(rollout: Rollout) -> None:

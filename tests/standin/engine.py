@@ -13,6 +13,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -64,6 +65,10 @@ class Knobs:
     """Instead of sense: `garbage` (one token repeated), `empty`, or any other text."""
     chat_error: str = ""
     """Message of the 400 that every chat completion gets."""
+    pools: str = ""
+    """`embed` or `classify`: a model that makes no text, but vectors."""
+    vector: str = ""
+    """Instead of sound ones: `zeros`, `not_finite`, `unsteady`, `same_for_all` or `empty`."""
     adapter_seconds: float = 0
     """What loading a LoRA adapter takes."""
     die_after_seconds: float = -1
@@ -228,6 +233,8 @@ class Handler(BaseHTTPRequestHandler):
                 for name, path in self.engine.adapters.items()
             ]
             self._json(200, {"object": "list", "data": models})
+        elif path in self._interfaces():
+            self._json(405, {"detail": "Method Not Allowed"})
         elif path != "/v1/models":
             self._json(404, {"detail": "Not Found"})
 
@@ -238,10 +245,40 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter") and self.engine.takes_adapters:
             if self._allowed():
                 self._adapter(body)
-        elif self.path not in ("/v1/chat/completions", "/v1/completions"):
+        elif self.path not in self._interfaces():
             self._json(404, {"detail": "Not Found"})
+        elif self.engine.knobs.pools:
+            if self._allowed() and self._known(body):
+                self._pool(body)
         elif self._allowed() and self._known(body):
             self._complete(body, chat="chat" in self.path)
+
+    def _interfaces(self) -> tuple[str, ...]:
+        """Those of the model's tasks only, like the real one."""
+        if self.engine.knobs.pools == "embed":
+            return ("/v1/embeddings", "/pooling")
+        return ("/classify", "/pooling") if self.engine.knobs.pools else ("/v1/chat/completions", "/v1/completions")
+
+    def _pool(self, body: dict) -> None:
+        """A vector that only depends on the text; of two numbers that add up to 1 where it classifies."""
+        engine, given = self.engine, body["input"]
+        while engine.hangs:
+            time.sleep(0.1)
+        size = 2 if engine.knobs.pools == "classify" else 8
+        seed = "" if engine.knobs.vector == "same_for_all" else str(given)
+        seed += str(engine.requests) if engine.knobs.vector == "unsteady" else ""
+        dice = random.Random(seed)
+        values: list = [dice.uniform(0.1, 1) for _ in range(size)]
+        if engine.knobs.pools == "classify":
+            values = [one / sum(values) for one in values]
+        values = {"zeros": [0.0] * size, "not_finite": [None] * size, "empty": []}.get(engine.knobs.vector, values)
+        count = len(given) if isinstance(given, list) else len(given.split())
+        self._read_prompt(count)
+        engine.requests += 1
+        engine.prompt_tokens += count
+        name = "embedding" if self.path == "/v1/embeddings" else "data"
+        found = [{"index": 0, "object": name, name: values}]
+        self._json(200, {"object": "list", "data": found, "usage": {"prompt_tokens": count, "total_tokens": count}})
 
     def _tokenizer(self, body: dict) -> None:
         engine = self.engine

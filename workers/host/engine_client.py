@@ -9,8 +9,9 @@ from typing import Any, Literal, Self
 import httpx2
 
 from workers.host.launching import LISTEN_ADDRESS
+from workers.vllm.vectors import EMBEDDINGS_PATH, POOLING_PATH, values_of
 
-Mode = Literal["chat", "completions"]
+Mode = Literal["chat", "completions", "embeddings"]
 
 
 class EngineError(Exception):
@@ -36,6 +37,18 @@ class ChatAnswer:
     """`{name, arguments}` of each call, as the engine gave them."""
 
 
+@dataclass(frozen=True)
+class VectorAnswer:
+    """What a pooling model made of one text, in seconds from the request.
+
+    `path`: where it was asked; classes and scores come as vectors of /pooling.
+    """
+
+    values: tuple[float, ...]
+    seconds: float
+    path: str = EMBEDDINGS_PATH
+
+
 class EngineClient:
     """A client of the engine that listens on `port` of this machine."""
 
@@ -47,6 +60,7 @@ class EngineClient:
             timeout=httpx2.Timeout(timeout_seconds, connect=5),
             trust_env=False,
         )
+        self._vector_path = EMBEDDINGS_PATH
 
     def __enter__(self) -> Self:
         return self
@@ -67,6 +81,26 @@ class EngineClient:
         """The served names, each with what /v1/models says of it. Raises `EngineError`."""
         content = self._checked(self._send("GET", "/v1/models"))
         return {model["id"]: model for model in content.get("data", [])}
+
+    def asked_as(self, declared: Mode) -> Mode:
+        """How it can be asked: as declared, or for vectors where it makes no text. Raises `EngineError`.
+
+        An engine has the interfaces of its model's tasks only, and it alone knows them all: arguments, architecture and
+        the files of sentence-transformers decide together. Asked by GET, an interface is not allowed (405) or not there.
+        """
+        if declared == "embeddings" or self._send("GET", "/v1/completions").status_code != httpx2.codes.NOT_FOUND:
+            return declared
+        return "embeddings"
+
+    def embed(self, model: str, text: str | list[int]) -> VectorAnswer:
+        """The vector of one text, or of its token ids. Raises `EngineError`."""
+        path, began = self._vector_path, time.monotonic()
+        response = self._send("POST", path, {"model": model, "input": text, "encoding_format": "float"})
+        if response.status_code == httpx2.codes.NOT_FOUND and path == EMBEDDINGS_PATH:
+            self._vector_path = POOLING_PATH
+            return self.embed(model, text)
+        values = values_of(self._checked(response))
+        return VectorAnswer(values, time.monotonic() - began, path)
 
     def chat(self, model: str, prompt: str, *, max_tokens: int, **more: Any) -> ChatAnswer:
         """One chat completion at temperature 0, as a whole; `more` goes into the request. Raises `EngineError`."""

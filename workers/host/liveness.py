@@ -149,7 +149,10 @@ class Liveness:
     async def _ask_for_a_token(self, patience: float) -> None:
         def ask() -> None:
             with EngineClient(self.order.port, self.key, timeout_seconds=patience + 5) as client:
-                client.complete(self.order.served_model_names[0], "1", max_tokens=1)
+                if client.asked_as(self.order.probe.mode) == "embeddings":
+                    client.embed(self.order.served_model_names[0], "1")
+                else:
+                    client.complete(self.order.served_model_names[0], "1", max_tokens=1)
 
         try:
             await asyncio.to_thread(ask)

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from workers.contracts import Check, GoldenAnswer, InstanceOrder, InstancePhase, Level
 from workers.host.bring_up import Target
-from workers.host.engine_client import ChatAnswer, EngineClient, EngineError
+from workers.host.engine_client import ChatAnswer, EngineClient, EngineError, Mode
 from workers.host.exits import explain_exit
 from workers.host.failures import StepFailedError
 from workers.host.step_context import POLL_SECONDS, Progress, in_thread
@@ -25,6 +25,8 @@ from workers.weights.findings import Severity
 from workers.weights.verification import Verification, verify_directory
 
 Depth = Literal["full", "brief"]
+TEXT: tuple[Mode, ...] = ("chat", "completions")
+EVERY: tuple[Mode, ...] = (*TEXT, "embeddings")
 Result = TypeVar("Result")
 
 _DYING_SECONDS = 10
@@ -66,6 +68,8 @@ class Subject:
     model: str
     context_tokens: int
     """Longest prompt plus answer."""
+    mode: Mode = "chat"
+    """As the engine can be asked, which may be otherwise than declared."""
     answer: ChatAnswer | None = None
     """The answer to the probe's question, which came in pieces."""
     whole: ChatAnswer | None = None
@@ -89,11 +93,11 @@ class Subject:
         """What is asked: the probe's prompt, or for a base model a sentence to go on with."""
         probe = self.order.probe
         is_default = probe.prompt == type(probe)().prompt
-        return "The capital of France is" if probe.mode == "completions" and is_default else probe.prompt
+        return "The capital of France is" if self.mode == "completions" and is_default else probe.prompt
 
     def ask(self, max_tokens: int, waiting_for: str, *, in_pieces: bool = False) -> ChatAnswer:
         """Ask the question once."""
-        mode = self.order.probe.mode
+        mode = self.mode
         tokens = min(max_tokens, max(1, self.context_tokens // 2))
         work = self.client.stream if in_pieces else self.client.ask
         return self.call(lambda: work(self.model, self.question, max_tokens=tokens, mode=mode), waiting_for)
@@ -113,12 +117,13 @@ class Subject:
 
 @dataclass(frozen=True)
 class CheckOfEngine:
-    """One check: its name, what it needs, and how it is done. `brief`: also after a restart."""
+    """One check: its name, what it needs, how it is done, and of which models. `brief`: also after a restart."""
 
     name: str
     need: str
     run: Callable[[Subject], Found]
     brief: bool = False
+    modes: tuple[Mode, ...] = TEXT
 
 
 def validate(target: Target, progress: Progress, checks: tuple[CheckOfEngine, ...], depth: Depth) -> ValidateResult:
@@ -132,7 +137,8 @@ def validate(target: Target, progress: Progress, checks: tuple[CheckOfEngine, ..
         with target.client() as client:
             subject = _subject(target, client, order, progress)
             _ = subject.files
-            for check in (check for check in checks if check.brief or depth == "full"):
+            due = (check for check in checks if subject.mode in check.modes and (check.brief or depth == "full"))
+            for check in due:
                 row, failed = _examine(check, subject)
                 rows.append(row)
                 if failed is not None:
@@ -152,6 +158,7 @@ def _subject(target: Target, client: EngineClient, order: InstanceOrder, progres
     subject = Subject(target, order, client, progress, order.served_model_names[0], 2048)
     try:
         served = subject.call(client.models, "the list of served models")
+        subject.mode = subject.call(lambda: client.asked_as(order.probe.mode), "what it can be asked for")
     except EngineError as error:
         raise StepFailedError(
             "validate.request_failed", f"the engine listens, but can't answer: {error}", next_step=ENGINE_LOG

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from workers.contracts import GoldenAnswer
 from workers.host.engine_client import ChatAnswer, EngineError
-from workers.host.validation import ENGINE_LOG, CheckFailedError, CheckOfEngine, Depth, Found, Subject
+from workers.host.validation import ENGINE_LOG, EVERY, CheckFailedError, CheckOfEngine, Depth, Found, Subject
 from workers.host.validation_interfaces import PLAIN_PROMPT, completions, declared_json, declared_tools, streaming
 from workers.host.validation_lengths import lengths
+from workers.host.validation_vectors import vectors
 from workers.vllm.answer_comparison import compare_answers, explain_difference
 from workers.vllm.sanity import ADVICE, Judgement, judge_answer
 
@@ -63,7 +64,7 @@ def tokenizer(subject: Subject) -> Found:
 
 def template(subject: Subject) -> Found:
     """The chat template makes a prompt, and the question is in it."""
-    if subject.order.probe.mode == "completions":
+    if subject.mode == "completions":
         return Found("not looked at: this is declared as a base model without a chat template", skipped=True)
     client, model, question = subject.client, subject.model, subject.question
     try:
@@ -91,7 +92,7 @@ def template(subject: Subject) -> Found:
 
 def question(subject: Subject) -> Found:
     """The answer has text, makes sense, is in the language asked for, holds what is expected, and stops by itself."""
-    base = subject.order.probe.mode == "completions"
+    base = subject.mode == "completions"
     limit = _BASE_ANSWER_TOKENS if base else _ANSWER_TOKENS
     answer = subject.ask(limit, "the answer to a test question", in_pieces=True)
     if not answer.text.strip():
@@ -159,7 +160,7 @@ def repeats(subject: Subject) -> Found:
         return Found("asked once only, as configured", skipped=True)
     if subject.is_slow:
         return _short_repeats(subject, count)
-    limit = _BASE_ANSWER_TOKENS if subject.order.probe.mode == "completions" else _ANSWER_TOKENS
+    limit = _BASE_ANSWER_TOKENS if subject.mode == "completions" else _ANSWER_TOKENS
     answers = [subject.ask(limit, f"the same answer once more ({number} of {count})") for number in range(2, count + 1)]
     subject.whole = answers[0]
     for answer in answers:
@@ -238,16 +239,21 @@ def _plain(text: str) -> str:
 
 
 CHECKS: tuple[CheckOfEngine, ...] = (
-    CheckOfEngine("tokenizer", "A text comes back unchanged from /tokenize and /detokenize.", tokenizer, brief=True),
+    CheckOfEngine("tokenizer", "A text comes back unchanged from /tokenize and /detokenize.", tokenizer, brief=True,
+                  modes=EVERY),
     CheckOfEngine("template", "The chat template makes a prompt that holds the question.", template, brief=True),
     CheckOfEngine(
         "question", "A sane answer: text, no loop, no broken characters, the right language, its own end.", question,
         brief=True,
     ),
-    CheckOfEngine("weights", "No tensor of the architecture is missing in the files.", weights, brief=True),
+    CheckOfEngine(
+        "vectors", "Finite numbers, not all zeros: the same for the same text, others for another one.", vectors,
+        brief=True, modes=("embeddings",),
+    ),
+    CheckOfEngine("weights", "No tensor of the architecture is missing in the files.", weights, brief=True, modes=EVERY),
     CheckOfEngine("golden", "The answer that was kept for this revision, after each change of engine.", golden,
                   brief=True),
-    CheckOfEngine("lengths", "Prompts up to the context are answered, and time grows with length.", lengths),
+    CheckOfEngine("lengths", "Prompts up to the context are answered, and time grows with length.", lengths, modes=EVERY),
     CheckOfEngine("repeats", "The same answer each time at temperature 0, or a reason for the difference.", repeats),
     CheckOfEngine("completions", "/v1/completions answers.", completions),
     CheckOfEngine("streaming", "A streamed answer has the same text as a whole one.", streaming),

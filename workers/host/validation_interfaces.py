@@ -83,7 +83,7 @@ def _streamed_again(subject: Subject) -> ChatAnswer:
 def declared_tools(subject: Subject) -> Found:
     """A forced call of a tool comes back as one."""
     declared = "tools" in subject.order.probe.declares
-    if subject.order.probe.mode != "chat" or not (declared or "--enable-auto-tool-choice" in subject.order.arguments):
+    if subject.mode != "chat" or not (declared or "--enable-auto-tool-choice" in subject.order.arguments):
         return Found("not declared", skipped=True)
     choice = {"type": "function", "function": {"name": "get_weather"}}
     request = {"tools": [_TOOL], "tool_choice": choice}
@@ -103,7 +103,7 @@ def declared_tools(subject: Subject) -> Found:
 
 def declared_json(subject: Subject) -> Found:
     """An answer under a schema is JSON of that schema."""
-    if "json" not in subject.order.probe.declares or subject.order.probe.mode != "chat":
+    if "json" not in subject.order.probe.declares or subject.mode != "chat":
         return Found("not declared", skipped=True)
     form = {"type": "json_schema", "json_schema": {"name": "place", "schema": _SCHEMA}}
     client, model = subject.client, subject.model

@@ -5,6 +5,7 @@ from itertools import cycle, islice, pairwise
 
 from workers.host.engine_client import EngineError
 from workers.host.validation import CheckFailedError, Found, Subject
+from workers.host.validation_vectors import refuse_faulty
 
 _FIRST_TOKENS = 16
 _GROWTH = 4
@@ -86,14 +87,16 @@ def _predicted(times: list[tuple[int, float]], length: int) -> float:
 
 
 def _time(subject: Subject, ids: list[int], length: int) -> float:
-    """Seconds until a prompt of so many tokens is answered with one."""
+    """Seconds until a prompt of so many tokens is answered with one, or with its vector."""
     # Each length begins elsewhere in the text: a shared beginning would come from the prefix cache.
     prompt = list(islice(cycle(ids), length, 2 * length))
-    client, model = subject.client, subject.model
+    client, model, waiting_for = subject.client, subject.model, f"a prompt of {length:,} tokens to be read"
     try:
-        answer = subject.call(
-            lambda: client.complete(model, prompt, max_tokens=1), f"a prompt of {length:,} tokens to be read"
-        )
+        if subject.mode == "embeddings":
+            vector = subject.call(lambda: client.embed(model, prompt), waiting_for)
+            refuse_faulty(vector)
+            return vector.seconds
+        answer = subject.call(lambda: client.complete(model, prompt, max_tokens=1), waiting_for)
     except EngineError as error:
         raise CheckFailedError(
             "validate.context_fails",

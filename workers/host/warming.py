@@ -8,11 +8,11 @@ from itertools import cycle, islice
 
 from workers.contracts import InstanceOrder, InstancePhase, Level
 from workers.host.bring_up import Target
-from workers.host.engine_client import ChatAnswer, EngineClient, EngineError
+from workers.host.engine_client import ChatAnswer, EngineClient, EngineError, Mode
 from workers.host.failures import StepFailedError
 from workers.host.measuring import measure
 from workers.host.step_context import Progress
-from workers.host.validation import ENGINE_LOG, raise_if_dying
+from workers.host.validation import ENGINE_LOG, Result, raise_if_dying
 from workers.step_payloads import WarmupResult
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def warm_up(target: Target, progress: Progress) -> WarmupResult:
     began = time.monotonic()
     try:
         with target.client() as client:
-            asking = _Asking(target, client, order, progress)
+            asking = _Asking(target, client, order, progress, _mode(target, client, order, progress))
             first = asking.one_token()
             long = asking.stream(order.probe.warmup_prompt, _LONG_TOKENS)
             rounds = _rounds(asking, [first.seconds, _ttft(long)], began)
@@ -104,31 +104,47 @@ class _Asking:
     client: EngineClient
     order: InstanceOrder
     progress: Progress
+    mode: Mode
 
     def one_token(self) -> ChatAnswer:
         """One token, as a whole answer: what isn't streamed is proven by it where validation had no time to."""
-        probe = self.order.probe
+        model, prompt = self.order.served_model_names[0], self.order.probe.warmup_prompt
+        if self.mode == "embeddings":
+            return self.vector(prompt)
         return self._ask(
-            lambda: self.client.ask(
-                self.order.served_model_names[0], probe.warmup_prompt, max_tokens=1, mode=probe.mode
-            ),
-            "the first token (warm-up)",
+            lambda: self.client.ask(model, prompt, max_tokens=1, mode=self.mode), "the first token (warm-up)"
         )
 
     def stream(self, prompt: str, tokens: int) -> ChatAnswer:
-        """At most `tokens` tokens, in pieces."""
-        model, mode = self.order.served_model_names[0], self.order.probe.mode
+        """At most `tokens` tokens, in pieces; or the prompt's vector."""
+        if self.mode == "embeddings":
+            return self.vector(prompt)
+        model, mode = self.order.served_model_names[0], self.mode
         waiting_for = "the first token (warm-up)" if tokens == 1 else f"{tokens} tokens (warm-up)"
         return self._ask(lambda: self.client.stream(model, prompt, max_tokens=tokens, mode=mode), waiting_for)
 
-    def _ask(self, work: Callable[[], ChatAnswer], waiting_for: str) -> ChatAnswer:
-        try:
-            return self.progress.in_background(work, waiting_for=waiting_for)
-        except EngineError as error:
-            raise_if_dying(self.target, self.progress)
-            raise StepFailedError(
-                "validate.request_failed", f"the engine stopped answering during warm-up: {error}", next_step=ENGINE_LOG
-            ) from error
+    def vector(self, prompt: str) -> ChatAnswer:
+        """An answer of no token, whose time is the one until its vector is there."""
+        model = self.order.served_model_names[0]
+        seconds = self._ask(lambda: self.client.embed(model, prompt).seconds, "a vector (warm-up)")
+        return ChatAnswer("", None, 0, seconds)
+
+    def _ask(self, work: Callable[[], Result], waiting_for: str) -> Result:
+        return _asked(self.target, self.progress, work, waiting_for)
+
+
+def _mode(target: Target, client: EngineClient, order: InstanceOrder, progress: Progress) -> Mode:
+    return _asked(target, progress, lambda: client.asked_as(order.probe.mode), "what it can be asked for")
+
+
+def _asked(target: Target, progress: Progress, work: Callable[[], Result], waiting_for: str) -> Result:
+    try:
+        return progress.in_background(work, waiting_for=waiting_for)
+    except EngineError as error:
+        raise_if_dying(target, progress)
+        raise StepFailedError(
+            "validate.request_failed", f"the engine stopped answering during warm-up: {error}", next_step=ENGINE_LOG
+        ) from error
 
 
 def _ttft(answer: ChatAnswer) -> float:

@@ -46,11 +46,17 @@ def run(context: StepContext, payload: Payload) -> QualityResult:
 
 def _ask(context: StepContext, target: Target, question: Question) -> str:
     order = target.order()
-    mode, model = order.probe.mode, order.served_model_names[0]
+    model = order.served_model_names[0]
     # Models without a chat template go on with a text: that must lead to the answer.
-    prompt = question.prompt if mode == "chat" else f"Question: {question.prompt}\nAnswer:"
     with target.client() as client:
         try:
+            mode = client.asked_as(order.probe.mode)
+            if mode == "embeddings":
+                raise StepFailedError(
+                    "quality.no_text", "the model gives vectors, so it can't answer questions",
+                    next_step="Leave the question set out for models of embeddings, classes and scores.",
+                )  # fmt: skip
+            prompt = question.prompt if mode == "chat" else f"Question: {question.prompt}\nAnswer:"
             answer = context.in_background(
                 lambda: client.ask(model, prompt, max_tokens=ANSWER_TOKENS, mode=mode), waiting_for=question.prompt
             )
