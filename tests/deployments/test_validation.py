@@ -125,3 +125,14 @@ def test_a_control_run_is_offered_to_operators_and_asks_the_probe_s_question(
     assert step.payload["question"] == QUESTION
     assert step.payload["engine_answer"] == "the the the"
     assert "still runs" in client.post(f"{page}control-run/", {"reason": "again"}).content.decode()
+
+
+def test_a_model_that_gives_vectors_can_not_be_asked_a_question(
+    instance: Instance, client: Client, operator: User
+) -> None:
+    instance.spec.probe["mode"] = "embeddings"
+    instance.spec.save()
+    client.force_login(operator)
+    answer = client.post(f"/instances/{instance.pk}/control-run/", {"reason": "engine or files?"})
+    assert "this model gives vectors" in answer.content.decode()
+    assert not Step.objects.filter(kind="control_run").exists()
