@@ -228,10 +228,21 @@ class BenchmarkForm(LoadFields):
         if not policies.can(user, Action.DEPLOY):
             # Where the console's hosts send requests to is decided by those who set it up.
             self.fields["target"].choices = self.fields["target"].choices[:2]  # type: ignore[attr-defined]
+            self._without_typing()
+        if self.initial.get("target") == "remote":
+            self.fields["key"].widget.attrs["placeholder"] = _("enter it again")
         self.fields["engine"].label_from_instance = lambda one: f"{one} · {one.host}"  # type: ignore[attr-defined]
 
     def _choices(self, name: str, rows: Any) -> None:
         self.fields[name].queryset = rows  # type: ignore[attr-defined]
+
+    def _without_typing(self) -> None:
+        """Asked again by who may not type a server: the same one, if it is allowed meanwhile."""
+        if self.initial.get("target") == "remote":
+            same = self.fields["endpoint"].queryset.filter(  # type: ignore[attr-defined]
+                url=self.initial["url"], model=self.initial["model"]
+            )
+            self.initial.update({"target": "endpoint", "endpoint": same.values_list("pk", flat=True).first()})
 
     def clean(self) -> dict[str, Any]:
         """The target is named, and the question makes sense as a whole."""
@@ -261,7 +272,7 @@ class BenchmarkForm(LoadFields):
         data = self.cleaned_data
         if (known := data["endpoint"]) is not None and data["target"] == "endpoint":
             key = decrypt(known.key) if known.key else ""
-            return Remote(known.url, known.model, key, data["engine"], data["tokenizer"], name=known.name)
+            return Remote(known.url, known.model, key, data["engine"], data["tokenizer"], known)
         url = data["url"].rstrip("/").removesuffix("/v1")
         return Remote(url, data["model"], data["key"], data["engine"], data["tokenizer"])
 
@@ -346,7 +357,9 @@ def initial_of(benchmark: Benchmark) -> dict[str, Any]:
     else:
         given |= {"search": "fixed", "values": ", ".join(f"{value:g}" for value in loads.values)}
     if benchmark.remote_url:
-        given |= {"target": "remote", "url": benchmark.remote_url, "model": benchmark.remote_model}
+        given |= {"target": "endpoint" if benchmark.endpoint_id else "remote", "endpoint": benchmark.endpoint_id,
+                  "url": benchmark.remote_url, "model": benchmark.remote_model, "engine": benchmark.client_engine_id,
+                  "tokenizer": benchmark.tokenizer_id}  # fmt: skip
     elif benchmark.instance_id:
         given |= {"target": "instance", "instance": benchmark.instance_id}
     return given

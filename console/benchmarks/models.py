@@ -10,10 +10,10 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from console.access.models import Owned, User
-from console.catalog.models import Revision
+from console.catalog.models import Copy, Revision
 from console.common.states import Stateful, StateTable
 from console.deployments.models import Deployment, Instance
-from console.fleet.models import Host
+from console.fleet.models import Engine, Host
 from console.jobs.models import Job
 from workers.benchmark_payloads import (
     BenchmarkResult,
@@ -90,6 +90,12 @@ class Benchmark(Owned, Stateful):
     remote_model = models.CharField(max_length=300, blank=True)
     remote_key = models.TextField(blank=True)
     """Encrypted (`common.secrets`); emptied when the benchmark has ended."""
+    endpoint = models.ForeignKey("Endpoint", null=True, on_delete=models.SET_NULL, related_name="+")
+    """The allowed server that was measured; None of an instance, and where the server was typed."""
+    client_engine = models.ForeignKey(Engine, null=True, on_delete=models.SET_NULL, related_name="+")
+    """Whose client asked another server."""
+    tokenizer = models.ForeignKey(Copy, null=True, on_delete=models.SET_NULL, related_name="+")
+    """Whose tokens were counted at another server."""
     subject: Any = models.JSONField(default=dict)
     """What was measured, as it was then: `console.benchmarks.subjects`."""
     result: Any = models.JSONField(default=dict)

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from console.access import services as access
 from console.access.models import User
 from console.benchmarks import subjects
-from console.benchmarks.models import Baseline, Benchmark, Dataset, Run
+from console.benchmarks.models import Baseline, Benchmark, Dataset, Endpoint, Run
 from console.benchmarks.profiles import fitted
 from console.catalog.models import Copy
 from console.common import live
@@ -72,8 +72,8 @@ class Remote:
     key: str
     engine: Engine
     tokenizer: Copy
-    name: str = ""
-    """As an admin called it; empty: it was typed."""
+    endpoint: Endpoint | None = None
+    """As an admin allowed it; None: it was typed."""
 
 
 def measure_instance(
@@ -153,7 +153,8 @@ def measure_remote(
     )  # fmt: skip
     with transaction.atomic():
         benchmark = Benchmark(
-            title=title or f"{remote.model} · {remote.name or remote.url}"[:160], remote_url=remote.url,
+            title=title or f"{remote.model} · {remote.endpoint.name if remote.endpoint else remote.url}"[:160],
+            endpoint=remote.endpoint, client_engine=remote.engine, tokenizer=remote.tokenizer, remote_url=remote.url,
             remote_model=remote.model,
             remote_key=encrypt(remote.key) if remote.key else "", host=host,
             subject={"remote": remote.url, "model": remote.model, "client_engine": remote.engine.key}
