@@ -78,11 +78,33 @@ def test_a_step_that_died_goes_on_behind_the_runs_it_had_made(measured: Measured
     made = StepFiles(measured.host.config.state_dir, 7).directory / "runs"
     (made / "concurrency-2-1.json").unlink()
     (made.parent / "outcome.json").unlink()  # as if the process had been killed in the second run
+    before = json.loads((made.parent / "benchmark.json").read_text())["seconds"]
     measured.reports.clear()
     measured.step(payload, fence=2)
+    assert json.loads((made.parent / "benchmark.json").read_text())["seconds"] > before > 0
     said = [one.text for one in measured.reports if isinstance(one, StepEvent)]
     assert len(said) == 1, "only the second load was run again"
     assert [run.load for run in measured.runs()] == [1, 2], "the first one is told again, in case it was lost"
+
+
+def test_a_sweep_that_died_has_the_time_that_it_took_behind_it(measured: Measured) -> None:
+    loads = {"sweep": {"first": 1, "most": 4, "budget_seconds": 600}, "requests": 2, "repeats": 1, "warmups": 0}
+    payload = measured.payload(loads=loads, targets={"e2e_ms": 60_000})
+    measured.step(payload)
+    directory = StepFiles(measured.host.config.state_dir, 7).directory
+    kept = json.loads((directory / "benchmark.json").read_text())
+    assert 0 < kept["seconds"] < 600
+    for run in (directory / "runs").glob("*.json"):
+        if not run.name.startswith("concurrency-1-1."):
+            run.unlink()
+    (directory / "outcome.json").unlink()  # as if it had been killed behind the first load, when its time was up
+    (directory / "benchmark.json").write_text(json.dumps(kept | {"seconds": 600}))
+    ended = measured.step(payload, fence=2)
+    assert (ended.result["ended_because"], ended.result["loads"]) == ("time", [1])
+    # Of another process of the engine no run counts, nor what they took.
+    (directory / "outcome.json").unlink()
+    (directory / "benchmark.json").write_text(json.dumps(kept | {"seconds": 600, "attempt": 0}))
+    assert measured.step(payload, fence=3).result["loads"][:2] == [1, 2]
 
 
 def test_another_question_under_the_same_step_is_measured_anew(measured: Measured) -> None:

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from workers.benchmark_payloads import MOST_REQUESTS, BenchmarkResult, Run
 from workers.benchmark_payloads import BenchmarkPayload as Payload
@@ -33,12 +34,32 @@ _SLOWER_SHARE = 0.9
 
 @dataclass
 class _Sweep:
-    """What is known so far, and how it ended."""
+    """What is known so far, and how it ended. `before`: seconds that it took until it was interrupted."""
 
+    marker: Path
+    attempt: int | None
+    before: float = 0.0
     began: float = field(default_factory=time.monotonic)
     runs: list[Run] = field(default_factory=list)
     best: float | None = None
     ended: str = ""
+
+    @classmethod
+    def go_on(cls, marker: Path, attempt: int | None) -> "_Sweep":
+        """Where it was interrupted; from the beginning if another process of the engine answers, as no run counts then."""
+        kept = read_json(marker) or {}
+        return cls(marker, attempt, float(kept.get("seconds", 0)) if kept.get("attempt") == attempt else 0.0)
+
+    def add(self, run: Run) -> None:
+        """Take in a run, and keep how long it took to get here."""
+        self.runs.append(run)
+        kept = read_json(self.marker) or {}
+        write_json(self.marker, kept | {"seconds": round(self.seconds, 3), "attempt": self.attempt})
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken, without the time in which nobody measured."""
+        return self.before + time.monotonic() - self.began
 
     def loads(self) -> list[float]:
         """Loads that were measured, in the order in which that happened."""
@@ -52,7 +73,7 @@ def run(context: StepContext, payload: Payload) -> BenchmarkResult:
     with measured_alone(context, payload.devices):
         target = BenchTarget.of(context, payload)
         runner = Runner(context, payload, engine, target)
-        found = _Sweep()
+        found = _Sweep.go_on(_marker(context), target.attempt)
         loads = _loads(payload, found)
         for number, load in enumerate(loads, start=1):
             _measure(context, payload, runner, found, load, number)
@@ -63,11 +84,15 @@ def _forget_other(context: StepContext, payload: Payload) -> None:
     """Runs of another question (the step was sent anew with a changed payload) are not continued."""
     text = json.dumps(payload.model_dump(mode="json", exclude={"start"}), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    marker = context.files.directory / "benchmark.json"
+    marker = _marker(context)
     if (read_json(marker) or {}).get("question") != digest:
         for path in (context.files.directory / "runs").glob("*.json"):
             path.unlink()
         write_json(marker, {"question": digest})
+
+
+def _marker(context: StepContext) -> Path:
+    return context.files.directory / "benchmark.json"
 
 
 def _loads(payload: Payload, found: _Sweep) -> Iterator[float]:
@@ -77,7 +102,7 @@ def _loads(payload: Payload, found: _Sweep) -> Iterator[float]:
         yield from plan.values
         return
     while True:
-        step = next_load(plan.sweep, plan.by, _measured(found.runs), seconds=time.monotonic() - found.began)
+        step = next_load(plan.sweep, plan.by, _measured(found.runs), seconds=found.seconds)
         if step.load is None:
             found.best, found.ended = step.best, step.ended or ""
             return
@@ -98,7 +123,7 @@ def _measure(context: StepContext, payload: Payload, runner: Runner, found: _Swe
         else:
             made = runner.make(wanted)
             context.event(_said(made))
-        found.runs.append(made)
+        found.add(made)
         if made.problem:
             break  # it won't be faster the next time, and a sweep has its answer
 
