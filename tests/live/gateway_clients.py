@@ -4,7 +4,7 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,8 +43,16 @@ class Served:
         return f"http://127.0.0.1:{runtime['gateway_port']}"
 
 
-def serve(console: LiveConsole, name: str, engine: str, copy: int, arguments: str) -> Served:
-    """Deploy the model behind a route of the same name, and make a key."""
+def serve(
+    console: LiveConsole,
+    name: str,
+    engine: str,
+    copy: int,
+    arguments: str,
+    *,
+    asked: Callable[[Served], bool] | None = None,
+) -> Served:
+    """Deploy the model behind a route of the same name, and make a key. `asked`: whether it answers, if not to a chat."""
     row = wait_for(
         f"{engine} is known",
         lambda: console.one("select id from fleet_engine where key = ? and present", engine), seconds=90,
@@ -64,7 +72,7 @@ def serve(console: LiveConsole, name: str, engine: str, copy: int, arguments: st
     )
     secret = console.manage("shell", "-v", "0", "-c", code).split()[-1]
     served = Served(console, deployment, name, secret)
-    wait_for("the gateway sends requests there", lambda: answers(served), seconds=60)
+    wait_for("the gateway sends requests there", lambda: (asked or answers)(served), seconds=60)
     return served
 
 
