@@ -107,8 +107,8 @@ class Broker:
         prefix = f"h:{name}:"
         patterns = [f"~{prefix}*", f"&{prefix}*", f"&{prefix}/0.celery.pidbox", f"&{prefix}/0.celeryev/worker.*"]
         self.admin.execute_command(
-            "ACL", "SETUSER", f"host_{name}", "reset", "on", ">pw", *patterns, *RULES, "+client|setinfo"
-        )
+            "ACL", "SETUSER", f"host_{name}", "reset", "on", ">pw", *patterns, *RULES, "-select", "+client|setinfo",
+        )  # fmt: skip
         return f"redis://host_{name}:pw@127.0.0.1:{self.port}/0"
 
 
