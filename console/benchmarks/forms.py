@@ -18,6 +18,7 @@ from console.catalog.models import Copy
 from console.common.secrets import decrypt
 from console.deployments.models import Instance
 from console.fleet.models import Engine
+from console.gateway.models import Route
 from workers.benchmark_payloads import LoadPlan, SweepPlan, Targets, Workload
 
 _QUIET: dict[str, Any] = {"autocomplete": "off", "spellcheck": "false"}
@@ -27,6 +28,7 @@ OWN_FIELDS = ("input_tokens", "output_tokens", "spread", "output_spread", "prefi
 
 _NEEDED = {
     "instance": ("instance",),
+    "route": ("route",),
     "endpoint": ("endpoint", "engine", "tokenizer"),
     "remote": ("url", "model", "engine", "tokenizer"),
 }
@@ -159,10 +161,15 @@ class BenchmarkForm(LoadFields):
 
     target = forms.ChoiceField(
         label=_("Measure"), widget=forms.RadioSelect, initial="instance",
-        choices=[("instance", _("an instance")), ("endpoint", _("a server that an admin allowed")),
+        choices=[("instance", _("an instance")), ("route", _("a route, through the gateway")),
+                 ("endpoint", _("a server that an admin allowed")),
                  ("remote", _("another server, this once"))],
     )  # fmt: skip
     endpoint = forms.ModelChoiceField(label=_("Server"), queryset=Endpoint.objects.none(), required=False)
+    route = forms.ModelChoiceField(
+        label=_("Route"), queryset=Route.objects.none(), required=False,
+        help_text=_("Asked from the host of an instance behind it, with a key that is made for it and revoked at the end."),
+    )  # fmt: skip
     instance = forms.ModelChoiceField(label=_("Instance"), queryset=Instance.objects.none(), required=False)
     url = forms.URLField(
         label=_("Address"), required=False, max_length=400, assume_scheme="https",
@@ -224,10 +231,11 @@ class BenchmarkForm(LoadFields):
         copies = Copy.objects.filter(state__in=("verified", "unverified")).select_related("revision__model", "host")
         self._choices("tokenizer", policies.visible(user, copies, team_path="host__team"))
         self._choices("dataset", policies.visible(user, Dataset.objects.all()))
+        self._choices("route", policies.visible(user, Route.objects.filter(enabled=True)))
         self._choices("endpoint", policies.visible(user, Endpoint.objects.all()))
         if not policies.can(user, Action.DEPLOY):
             # Where the console's hosts send requests to is decided by those who set it up.
-            self.fields["target"].choices = self.fields["target"].choices[:2]  # type: ignore[attr-defined]
+            self.fields["target"].choices = self.fields["target"].choices[:3]  # type: ignore[attr-defined]
             self._without_typing()
         if self.initial.get("target") == "remote":
             self.fields["key"].widget.attrs["placeholder"] = _("enter it again")
@@ -356,7 +364,9 @@ def initial_of(benchmark: Benchmark) -> dict[str, Any]:
                   "budget_minutes": loads.sweep.budget_seconds / 60}  # fmt: skip
     else:
         given |= {"search": "fixed", "values": ", ".join(f"{value:g}" for value in loads.values)}
-    if benchmark.remote_url:
+    if benchmark.route_id:
+        given |= {"target": "route", "route": benchmark.route_id}
+    elif benchmark.remote_url:
         given |= {"target": "endpoint" if benchmark.endpoint_id else "remote", "endpoint": benchmark.endpoint_id,
                   "url": benchmark.remote_url, "model": benchmark.remote_model, "engine": benchmark.client_engine_id,
                   "tokenizer": benchmark.tokenizer_id}  # fmt: skip

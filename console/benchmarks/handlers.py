@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from console.benchmarks import services
+from console.benchmarks import route_targets, services
 from console.common.secrets import decrypt
 from console.jobs.kinds import JobHandler, register
 from console.jobs.models import Job, Step
@@ -23,8 +23,10 @@ class BenchmarkHandler(JobHandler):
         return payload if step.kind == StepKind.QUALITY else services.with_upload(payload, benchmark)
 
     def secrets(self, step: Step) -> dict[str, str]:
-        """The key of a server that isn't ours."""
+        """The key of a server that isn't ours, or of a route."""
         benchmark = services.of_step(step)
+        if benchmark is not None and benchmark.route is not None:
+            return {"target_key": route_targets.secret_for(benchmark, step)}
         return {"target_key": decrypt(benchmark.remote_key)} if benchmark and benchmark.remote_key else {}
 
     def before_step(self, step: Step) -> None:
@@ -44,11 +46,13 @@ class BenchmarkHandler(JobHandler):
                 services.took_quality(benchmark, step.result)
         elif benchmark := services.of_step(step):
             services.ended(benchmark, to="succeeded", result=step.result)
+            route_targets.forget_key(benchmark)
 
     def job_failed(self, job: Job, step: Step) -> None:
         """The runs that were made stay, and are shown as what they are: not all."""
         if benchmark := services.of_job(job):
             services.ended(benchmark, to="failed", failure=step.failure)
+            route_targets.forget_key(benchmark)
 
     def job_cancelled(self, job: Job) -> None:
         """Likewise."""
@@ -56,6 +60,7 @@ class BenchmarkHandler(JobHandler):
             services.ended(
                 benchmark, to="cancelled", failure={"message": job.state_reason} if job.state_reason else None
             )
+            route_targets.forget_key(benchmark)
 
 
 def register_handlers() -> None:

@@ -14,6 +14,7 @@ from console.catalog.models import Copy, Revision
 from console.common.states import Stateful, StateTable
 from console.deployments.models import Deployment, Instance
 from console.fleet.models import Engine, Host
+from console.gateway.models import Key, Route
 from console.jobs.models import Job
 from workers.benchmark_payloads import (
     BenchmarkResult,
@@ -92,6 +93,10 @@ class Benchmark(Owned, Stateful):
     """Encrypted (`common.secrets`); emptied when the benchmark has ended."""
     endpoint = models.ForeignKey("Endpoint", null=True, on_delete=models.SET_NULL, related_name="+")
     """The allowed server that was measured; None of an instance, and where the server was typed."""
+    route = models.ForeignKey(Route, null=True, on_delete=models.SET_NULL, related_name="+")
+    """The route that was measured through the gateway."""
+    gateway_key = models.ForeignKey(Key, null=True, on_delete=models.SET_NULL, related_name="+")
+    """Made for it alone (`console.benchmarks.route_targets`)."""
     client_engine = models.ForeignKey(Engine, null=True, on_delete=models.SET_NULL, related_name="+")
     """Whose client asked another server."""
     tokenizer = models.ForeignKey(Copy, null=True, on_delete=models.SET_NULL, related_name="+")

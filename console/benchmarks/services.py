@@ -20,6 +20,7 @@ from console.common.secrets import encrypt
 from console.common.states import move
 from console.deployments.models import Instance
 from console.fleet.models import Engine, Host
+from console.gateway.models import Route
 from console.jobs import services as jobs
 from console.jobs.models import Job, Step
 from console.jobs.services import PlannedStep
@@ -74,6 +75,17 @@ class Remote:
     tokenizer: Copy
     endpoint: Endpoint | None = None
     """As an admin allowed it; None: it was typed."""
+    route: Route | None = None
+    """Behind our own gateway; its key is made when the host is told to ask."""
+    devices: tuple[str, ...] = ()
+    """Of the asking host, which serve what is measured: they are measured alone."""
+
+    @property
+    def title(self) -> str:
+        """What it is called where nobody gave a name."""
+        if self.route is not None:
+            return _("%(route)s, through the gateway") % {"route": self.route}
+        return f"{self.model} · {self.endpoint.name if self.endpoint else self.url}"[:160]
 
 
 def measure_instance(
@@ -148,12 +160,12 @@ def measure_remote(
     _refuse_old(remote.engine)
     payload = BenchmarkPayload(
         remote=RemoteTarget(url=remote.url, model=remote.model), engine=remote.engine.key,
-        tokenizer_path=remote.tokenizer.path, devices=[f"remote:{remote.url}"], workload=question.workload,
-        loads=question.loads, targets=question.targets,
+        tokenizer_path=remote.tokenizer.path, devices=list(remote.devices) or [f"remote:{remote.url}"],
+        workload=question.workload, loads=question.loads, targets=question.targets,
     )  # fmt: skip
     with transaction.atomic():
         benchmark = Benchmark(
-            title=title or f"{remote.model} · {remote.endpoint.name if remote.endpoint else remote.url}"[:160],
+            title=title or remote.title, route=remote.route,
             endpoint=remote.endpoint, client_engine=remote.engine, tokenizer=remote.tokenizer, remote_url=remote.url,
             remote_model=remote.model,
             remote_key=encrypt(remote.key) if remote.key else "", host=host,

@@ -34,9 +34,11 @@ from console.benchmarks.filters import BenchmarkFilter
 from console.benchmarks.forms import BenchmarkForm, DescribeForm, EndpointForm, ImportForm, initial_of
 from console.benchmarks.models import Benchmark, Endpoint
 from console.benchmarks.profiles import PROFILES
+from console.benchmarks.route_targets import measure_route
 from console.common.errors import Refused
 from console.common.forms import add_refusal
 from console.common.given import whole_number
+from console.gateway.models import Route
 from console.jobs.asking import ask
 
 PAGE_SIZE = 50
@@ -80,7 +82,8 @@ def benchmark_new(request: HttpRequest) -> HttpResponse:
     context = {
         "form": form,
         "may_remote": policies.can(user, Action.DEPLOY),
-        "may_choose": policies.can(user, Action.DEPLOY) or policies.visible(user, Endpoint.objects.all()).exists(),
+        "may_choose": policies.can(user, Action.DEPLOY)
+        or any(policies.visible(user, rows).exists() for rows in (Endpoint.objects.all(), Route.objects.all())),
         "profiles": profiles(),
     }
     return render(request, "benchmarks/new.html", context, status=400 if form.errors else 200)
@@ -107,6 +110,8 @@ def _start(form: BenchmarkForm, user: User) -> Benchmark:
     question = form.asked()
     if data["target"] == "remote":
         policies.require(user, Action.DEPLOY)
+    if data["target"] == "route":
+        return measure_route(data["route"], question, despite_traffic=data["despite_traffic"], **more)
     if data["target"] in ("remote", "endpoint"):
         return services.measure_remote(form.remote(), question, **more)
     return services.measure_instance(
