@@ -3,6 +3,7 @@
 from typing import Any
 
 from console.benchmarks import route_targets, services
+from console.benchmarks.models import Benchmark
 from console.common.secrets import decrypt
 from console.jobs.kinds import JobHandler, register
 from console.jobs.models import Job, Step
@@ -45,22 +46,22 @@ class BenchmarkHandler(JobHandler):
             if benchmark := services.of_job(step.job):
                 services.took_quality(benchmark, step.result)
         elif benchmark := services.of_step(step):
-            services.ended(benchmark, to="succeeded", result=step.result)
-            route_targets.forget_key(benchmark)
+            _end(benchmark, to="succeeded", result=step.result)
 
     def job_failed(self, job: Job, step: Step) -> None:
         """The runs that were made stay, and are shown as what they are: not all."""
         if benchmark := services.of_job(job):
-            services.ended(benchmark, to="failed", failure=step.failure)
-            route_targets.forget_key(benchmark)
+            _end(benchmark, to="failed", failure=step.failure)
 
     def job_cancelled(self, job: Job) -> None:
         """Likewise."""
         if benchmark := services.of_job(job):
-            services.ended(
-                benchmark, to="cancelled", failure={"message": job.state_reason} if job.state_reason else None
-            )
-            route_targets.forget_key(benchmark)
+            _end(benchmark, to="cancelled", failure={"message": job.state_reason} if job.state_reason else None)
+
+
+def _end(benchmark: Benchmark, **how: Any) -> None:
+    services.ended(benchmark, **how)
+    route_targets.forget_key(benchmark)
 
 
 def register_handlers() -> None:

@@ -118,10 +118,15 @@ def _note_silence(step: Step) -> None:
 def ingest_is_current() -> bool:
     """True while hosts' reports are being read. Without them nothing is concluded: what is late is not gone."""
     try:
-        at = broker.connection().hget(INGEST_PULSE, "at")
+        return pulse_is_fresh()
     except RedisError as error:
         log.warning("broker away: nothing is concluded", error=str(error))
         return False
+
+
+def pulse_is_fresh() -> bool:
+    """True if ingest said a moment ago that it reads. Raises RedisError while the broker is away."""
+    at = broker.connection().hget(INGEST_PULSE, "at")
     return at is not None and time.time() - float(str(at)) < INGEST_LAG_SECONDS
 
 

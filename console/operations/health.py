@@ -1,13 +1,11 @@
 """Processes of the console that run but do nothing: told by what they should be doing."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from console.common.broker import connection
-from console.jobs.reconcile import INGEST_LAG_SECONDS, INGEST_PULSE
+from console.jobs.reconcile import pulse_is_fresh
 
 EVERY_SECONDS = 5.0
 UNWELL_AFTER = 6
@@ -45,7 +43,6 @@ class Watched:
 def reports_are_read() -> bool:
     """True while ingest reads what hosts report; also while the broker is away, since nothing can be read then."""
     try:
-        at = connection().hget(INGEST_PULSE, "at")
+        return pulse_is_fresh()
     except RedisError:
         return True
-    return at is not None and time.time() - float(str(at)) < INGEST_LAG_SECONDS
